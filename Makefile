@@ -1,0 +1,64 @@
+# Needs Python 3.11 or newer with pip, make, and the package index; installs nothing outside .venv.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+# The first interpreter that runs and is new enough: a version manager's shim may be on PATH and
+# still refuse to start. Empty is reported by the rule that needs it.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; \
+  done)
+
+BIN := .venv/bin
+STAMP := .venv/installed
+CACHE := .cache
+RUN := runs/demo
+
+# Parallelism is by processes: one thread each, or two of them fight over every core.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
+# Pyright is the one that pip installed; do not ask the network for a newer one.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install test lint format fetch demo bench clean
+
+help: ## say what there is
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 16
+
+install: $(STAMP) ## make .venv with Paceline (editable), its tests and its linters
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or name it: make PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group lint --group test
+	@touch $@
+
+test: lint ## lint, then every test, the quick ones first
+	$(BIN)/python -m pytest -n 2 -m "not model and not gpu"
+	$(BIN)/python demo/fetch.py --cache $(CACHE)
+	$(BIN)/python -m pytest -n 2 -m "model and not gpu"
+
+lint: $(STAMP) ## format and lint checks, types, which way imports point
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## rewrite the files as the linter wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+fetch: $(STAMP) ## the demo's target and prompts, into .cache
+	$(BIN)/python demo/fetch.py --cache $(CACHE)
+
+demo: fetch ## train a drafter for a real small target, and measure it
+	$(BIN)/paceline run recipes/demo.yaml --run $(RUN)
+
+bench: $(STAMP) ## one JSON line per measurement; ONLY=name for one benchmark
+	@$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY))
+
+clean: ## remove .venv and caches; runs/ stays
+	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -1,0 +1,35 @@
+"""`paceline run`."""
+
+from dataclasses import dataclass
+from time import monotonic
+
+from paceline.cli.stages import StageArgs, open_run, run_stages
+from paceline.cli.terminal import duration, header, say
+from paceline.pipeline import STAGES
+from paceline.recipe.check import notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(StageArgs):
+    """Runs all stages in order: prepare, regenerate, extract, train, score. What is complete is
+    left alone, so after a stop the same command goes on where it was.
+
+    Reads: the recipe; the target model and the data that it names.
+
+    Writes: the run directory. `score/` has the measurement, `checkpoints/` the drafters.
+
+    Example: paceline run recipe.yaml --run runs/demo
+    """  # noqa: D205
+
+
+def run(args: Args) -> int:
+    """Run the command; the exit code."""
+    started = monotonic()
+    recipe, run_dir = open_run(args, "run")
+    say(f"run {recipe.name} in {run_dir.root}")
+    for note in notes(recipe):
+        say(f"note: {note}")
+    code = run_stages([name for name, _ in STAGES], recipe, run_dir)
+    header("finished" if code == 0 else "finished, with parts not done")
+    say(f"{duration(monotonic() - started)} in all. Results: {run_dir.score}")
+    return code

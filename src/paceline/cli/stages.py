@@ -1,0 +1,124 @@
+"""What the commands that run stages have in common: arguments, the recipe, the run directory."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from paceline.cli.terminal import duration, header, say
+from paceline.durable.errors import RecipeError, UserError
+from paceline.pipeline import run_stage
+from paceline.recipe.check import check_paths, check_recipe
+from paceline.recipe.load import load_recipe
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import Recipe
+from paceline.recipe.write import recipe_yaml, write_recipe
+
+if TYPE_CHECKING:
+    from paceline.recipe.stage import Report
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageArgs:
+    """Which recipe, and where the run lies."""
+
+    recipe: Annotated[
+        tyro.conf.Positional[Path | None],
+        tyro.conf.arg(metavar="[RECIPE.yaml]", help_behavior_hint="(default: that of --run)"),
+    ] = None
+    """The recipe, as `paceline init` writes it."""
+    run: Annotated[
+        Path | None,
+        tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/ and the recipe's name)"),
+    ] = None
+    """The run directory; made where it is missing."""
+    overrides: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(name="set", metavar="KEY=VALUE", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """Change one key of the recipe, such as `train.epochs=3`; once per key."""
+
+
+def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
+    """The checked recipe and its run directory, before anything heavy is loaded.
+
+    Raises RecipeError with everything that is wrong with the recipe.
+    """
+    path = args.recipe
+    if path is None:
+        if args.run is None:
+            raise UserError(
+                f"no recipe. Give one (`paceline {command} recipe.yaml`) or a run that has one "
+                f"(`paceline {command} --run runs/demo`)."
+            )
+        path = RunDir(args.run).recipe
+        if not path.is_file():
+            raise UserError(
+                f"{args.run} has no recipe.yaml yet. Give a recipe: "
+                f"`paceline {command} recipe.yaml --run {args.run}`."
+            )
+    try:
+        recipe = load_recipe(path, args.overrides)
+        check_recipe(recipe)
+        check_paths(recipe)
+    except RecipeError as error:
+        problems = str(error).splitlines()
+        if len(problems) == 1:
+            raise
+        rows = "\n  ".join(problems)
+        raise RecipeError(f"{len(problems)} problems in {path}:\n  {rows}") from error
+    return recipe, RunDir(args.run or Path("runs") / recipe.name)
+
+
+def run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
+    """Run stages in order, telling what each did; the exit code.
+
+    The recipe in the run directory is replaced by a changed one only when every stage has taken
+    the change: until then artefacts of the old one stand there.
+    """
+    is_new = _keep_recipe(recipe, run_dir)
+    undone: list[str] = []
+    for name in names:
+        header(name)
+        started = monotonic()
+        report = run_stage(name, recipe, run_dir)
+        _tell(report, monotonic() - started)
+        undone += [f"{name}: {sentence}" for sentence in report.undone]
+    if is_new:
+        write_recipe(recipe, run_dir.recipe)
+    if undone:
+        say("not done: " + "\nnot done: ".join(undone))
+        return 1
+    return 0
+
+
+def _keep_recipe(recipe: Recipe, run_dir: RunDir) -> bool:
+    """Write the recipe into a run that has none; whether the run has a different one."""
+    try:
+        if not run_dir.recipe.exists():
+            write_recipe(recipe, run_dir.recipe)
+            return False
+        is_new = run_dir.recipe.read_text(encoding="utf-8") != recipe_yaml(recipe)
+    except OSError as error:
+        raise UserError(
+            f"{run_dir.root}: cannot be the run directory ({error.strerror}). "
+            "Choose another with `--run DIR`."
+        ) from error
+    if is_new:
+        _log.info("the recipe differs from %s; a stage that it changes refuses", run_dir.recipe)
+    return is_new
+
+
+def _tell(report: "Report", seconds: float) -> None:
+    if report.skipped and not any("nothing to do" in line for line in report.lines):
+        say(f"nothing to do: {report.stage} is complete and its files are as they were written.")
+    for line in report.lines:
+        say(line)
+    if not report.skipped:
+        say(f"({duration(seconds)})")

@@ -1,0 +1,56 @@
+"""What a command says on stdout: rich on a terminal, plain lines in a file or a pipe."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+def header(text: str) -> None:
+    """The title of what comes next."""
+    if sys.stdout.isatty():
+        _console_print(f"\n{text}", style="bold cyan")
+    else:
+        print(f"== {text}", flush=True)
+
+
+def say(text: str) -> None:
+    """One sentence."""
+    if sys.stdout.isatty():
+        _console_print(text)
+    else:
+        print(text, flush=True)
+
+
+def show(text: "Text", *, marked: str) -> None:
+    """Styled text; where stdout is no terminal, spans of the style `marked` stand in ⟦ ⟧."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(text, soft_wrap=True)
+        return
+    plain, end = "", 0
+    for span in text.spans:
+        if span.style == marked:
+            plain += f"{text.plain[end : span.start]}⟦{text.plain[span.start : span.end]}⟧"
+            end = span.end
+    print(plain + text.plain[end:], flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Such as `4.2 s`, `3 min 05 s`, `2 h 10 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def _console_print(text: str, style: str | None = None) -> None:
+    from rich.console import Console
+
+    # Sentences quote paths and lists, which are no markup.
+    Console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)

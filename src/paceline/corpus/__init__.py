@@ -1,0 +1,1 @@
+"""From conversations to tokens with a loss mask, and to answers of the target itself."""

@@ -1,0 +1,50 @@
+"""A prompt and what the target generated for it, as a sample."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paceline.corpus.ids import sample_id
+from paceline.types import Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def answer_sample(
+    prompt: Sample,
+    answer_ids: Sequence[int],
+    finish: str,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    identity: str,
+) -> Sample:
+    """The sample of a regenerated answer.
+
+    `prompt` has no loss spans and ends with the generation prompt; `answer_ids` [N] are the ids
+    as generated, with the end token last where `finish` is "stop" and none where it is "length".
+    They are appended as they are, never decoded and tokenised again: the text of an answer has
+    more than one tokenisation and the target chose this one. `identity` is `rendering_identity`.
+    Raises ValueError for a prompt that already has an answer, another `finish`, or no ids.
+    """
+    if prompt.loss_spans:
+        raise ValueError(f"sample {prompt.sample_id} has an answer already")
+    if finish not in ("stop", "length"):
+        raise ValueError(f"finish {finish!r} is neither 'stop' nor 'length'")
+    if not answer_ids:
+        raise ValueError(f"sample {prompt.sample_id}: no generated ids")
+    start = len(prompt.input_ids)
+    text = tokenizer.decode(
+        list(answer_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    messages = [*prompt.messages, {"role": "assistant", "content": str(text)}]
+    return Sample(
+        sample_id=sample_id(messages, prompt.tools, identity),
+        prompt_id=prompt.prompt_id,
+        source=prompt.source,
+        split=prompt.split,
+        messages=messages,
+        tools=prompt.tools,
+        input_ids=[*prompt.input_ids, *answer_ids],
+        loss_spans=[(start, start + len(answer_ids))],
+        finish=finish,
+    )

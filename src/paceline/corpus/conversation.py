@@ -1,0 +1,149 @@
+"""Rows of any supported dialect as one form of conversation, so that equal ones look equal."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from paceline.corpus.rejection import RowRejected
+from paceline.corpus.template import Message
+
+_ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+
+_CARRIED = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+"""What else a chat template reads from a turn; bookkeeping of a data set is left behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns and tools in the OpenAI form; tool call arguments are objects, never strings."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+
+
+def conversation_of(row: dict[str, Any]) -> Conversation:
+    """The conversation in a row: `messages`, ShareGPT `conversations`, or a bare `prompt`.
+
+    Raises RowRejected with a reason code.
+    """
+    messages = [_message(turn, i) for i, turn in enumerate(_turns(row))]
+    if not messages:
+        raise RowRejected("empty_conversation", "the list of turns is empty")
+    system = row.get("system")
+    if isinstance(system, str) and system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return Conversation(messages, _tools(row.get("tools")))
+
+
+def _turns(row: dict[str, Any]) -> list[Any]:
+    for key in ("messages", "conversations", "prompt"):
+        turns = row.get(key)
+        if turns is None:
+            continue
+        if key == "prompt" and isinstance(turns, str):
+            return [{"role": "user", "content": turns}]
+        if not isinstance(turns, list):
+            raise RowRejected("bad_conversation", f"`{key}` is a {type(turns).__name__}")
+        return turns
+    raise RowRejected(
+        "no_conversation",
+        f"no `messages`, `conversations` or `prompt`; the row has {', '.join(sorted(row)[:8])}",
+    )
+
+
+def _message(turn: Any, index: int) -> Message:
+    where = f"turn {index}"
+    if not isinstance(turn, dict):
+        raise RowRejected("bad_turn", f"{where} is a {type(turn).__name__}, not an object")
+    role = turn.get("role", turn.get("from"))
+    if not isinstance(role, str) or role.lower() not in _ROLES:
+        raise RowRejected("unknown_role", f"{where}: {role!r}")
+    message: Message = {
+        "role": _ROLES[role.lower()],
+        "content": _content(turn.get("content", turn.get("value")), where),
+    }
+    calls = turn.get("tool_calls")
+    if calls:
+        message["tool_calls"] = _tool_calls(calls, where)
+    for key in _CARRIED:
+        if turn.get(key) is not None:
+            message[key] = turn[key]
+    return message
+
+
+def _content(content: Any, where: str) -> str:
+    """Text of a turn; None, as beside tool calls, is the empty text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts):
+            return "".join(texts)
+    raise RowRejected("unsupported_content", f"{where}: only text is supported")
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise RowRejected("bad_tool_calls", f"{where}: tool_calls is a {type(calls).__name__}")
+    own: list[dict[str, Any]] = []
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RowRejected("bad_tool_calls", f"{where}: a call without a function name")
+        clean: dict[str, Any] = {
+            "type": "function",
+            "function": {
+                "name": function["name"],
+                "arguments": _arguments(function.get("arguments"), where),
+            },
+        }
+        if call.get("id") is not None:
+            clean["id"] = call["id"]
+        own.append(clean)
+    return own
+
+
+def _arguments(arguments: Any, where: str) -> dict[str, Any]:
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise RowRejected("bad_tool_arguments", f"{where}: {error}") from error
+    if not isinstance(arguments, dict):
+        raise RowRejected("bad_tool_arguments", f"{where}: not a JSON object")
+    return arguments
+
+
+def _tools(tools: Any) -> list[dict[str, Any]] | None:
+    if isinstance(tools, str):
+        if not tools.strip():
+            return None
+        try:
+            tools = msgspec.json.decode(tools)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise RowRejected("bad_tools_json", str(error)) from error
+    if not tools:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RowRejected("bad_tools_json", "tools are not a list of objects")
+    return tools

@@ -1,0 +1,258 @@
+"""`paceline regenerate`: the target answers the prompts itself, and a drafter learns its words."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from paceline.corpus.answer import answer_sample
+from paceline.corpus.groups import Answer, AnswerStore, Group, plan_groups, read_prompts
+from paceline.corpus.mask import Renderer
+from paceline.corpus.regenerate_tally import AnswerTally, Progress
+from paceline.corpus.template import load_tokenizer
+from paceline.durable.errors import DataError
+from paceline.durable.fs import REAL_FS, atomic_file
+from paceline.flow.launch import map_items
+from paceline.recipe.fingerprint import Fields, digest_file, flatten
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import Recipe, RegenerateRecipe, TargetRecipe
+from paceline.recipe.stage import Report, StageRecord
+from paceline.target.spec import TargetSpec, read_spec
+from paceline.types import Sample
+from paceline.types.sample import encode_sample
+from paceline.watch.events import EventWriter
+
+FORMAT_VERSION = 1
+"""Of answers and `regenerated.jsonl`; part of the fingerprint."""
+
+_log = logging.getLogger(__name__)
+
+
+def run(recipe: Recipe, run_dir: RunDir) -> Report:
+    """Answer every prompt of the prepared corpus but the held-out ones, which are passed through.
+
+    Groups of prompts are answered by `target.workers` processes; each is durable before it counts
+    as done. A run that was interrupted, at whatever moment, is resumed with the groups that are
+    missing, and its corpus is the one that an undisturbed run would have made. Samples keep the
+    order of the prepared corpus; every prompt is answered, quarantined with a reason, or held out.
+
+    Raises DataError where there is no prepared corpus, it already has answers, a prompt is longer
+    than the target can read, or no training sample is left; TargetError for the target;
+    RecipeChanged where another recipe's answers stand here; WorkerFailed for a lost worker.
+    """
+    if not recipe.regenerate.enabled:
+        return Report(
+            stage="regenerate",
+            skipped=True,
+            lines=("regenerate: off in the recipe; the answers of the data are used.",),
+        )
+    if not run_dir.prepared.is_file():
+        raise DataError(f"{run_dir.prepared}: there is no prepared corpus. Run prepare first.")
+    folder = Path(recipe.target.path)
+    spec = read_spec(folder)
+    renderer = Renderer.of(load_tokenizer(recipe.target.path), recipe.corpus.template_args, folder)
+    job = _Job(
+        target=recipe.target,
+        recipe=recipe.regenerate,
+        prepared=run_dir.prepared,
+        ends=renderer.end.ids | frozenset(spec.eos_token_ids),
+        max_length=min(recipe.corpus.max_length, spec.max_position),
+    )
+    record = StageRecord(run_dir.corpus, "regenerate", _fields(recipe, job, spec))
+    if record.is_done():
+        return Report(
+            stage="regenerate",
+            skipped=True,
+            numbers=record.report,
+            lines=("regenerate: already done with this recipe, and verified; nothing to do.",),
+        )
+    record.begin()
+    with (
+        EventWriter(run_dir.events, "regenerate") as events,
+        AnswerStore(run_dir.corpus, record.fingerprint) as store,
+    ):
+        try:
+            groups = plan_groups(run_dir.prepared, recipe.regenerate.group_size)
+            progress = _generate(job, groups, store, events)
+            tally = _assemble(recipe, renderer, store.answered(run_dir.prepared, groups), run_dir)
+        except BaseException as error:
+            events.emit("failed", error=f"{type(error).__name__}: {error}")
+            raise
+        numbers = {**tally.numbers(), **progress.numbers()}
+        record.finish([run_dir.regenerated, quarantine_path(run_dir)], numbers)
+        events.emit("end", **progress.event())
+    return Report(stage="regenerate", numbers=numbers, lines=(*tally.lines(), *progress.lines()))
+
+
+def quarantine_path(run_dir: RunDir) -> Path:
+    """Where the answers that were left out are listed."""
+    return run_dir.corpus / "regenerate-quarantine.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """All that a worker is told."""
+
+    target: TargetRecipe
+    recipe: RegenerateRecipe
+    prepared: Path
+    ends: frozenset[int]
+    max_length: int
+    """Tokens of prompt and answer together."""
+
+
+def _fields(recipe: Recipe, job: _Job, spec: TargetSpec) -> Fields:
+    # How many processes share the work, and on which device, does not belong here: a run may be
+    # resumed on another machine.
+    return flatten(
+        {
+            "format": FORMAT_VERSION,
+            "prepared": digest_file(job.prepared),
+            "target": spec.identity,
+            "target.dtype": recipe.target.dtype,
+            "regenerate": recipe.regenerate,
+            "corpus": {
+                "max_length": recipe.corpus.max_length,
+                "min_loss_tokens": recipe.corpus.min_loss_tokens,
+                "template_args": recipe.corpus.template_args,
+            },
+            "end_tokens": sorted(job.ends),
+        }
+    )
+
+
+def _generate(job: _Job, groups: list[Group], store: AnswerStore, events: EventWriter) -> Progress:
+    done, todo, damaged = store.split_done(groups)
+    if damaged:
+        names = ", ".join(store.path(group).name for group in damaged)
+        _log.warning(
+            "%d groups are not as they were written, and are redone: %s", len(damaged), names
+        )
+        events.emit("damaged", groups=[group.number for group in damaged])
+    todo = sorted([*todo, *damaged], key=lambda group: group.number)
+    progress = Progress(
+        prompts=sum(len(group.lines) for group in groups),
+        reused=sum(len(group.lines) for group in done),
+    )
+    events.emit("start", groups=len(groups), groups_done=len(done), **progress.event())
+    if done:
+        _log.info("%d of %d groups were answered before", len(done), len(groups))
+
+    def commit(group: Group, answers: list[Answer]) -> None:
+        store.commit(group, answers)
+        progress.add(answers)
+        events.emit("progress", **progress.event())
+        progress.log()
+
+    map_items(
+        _answerer,
+        job,
+        todo,
+        workers=job.target.workers,
+        threads=job.target.threads,
+        on_result=commit,
+    )
+    return progress
+
+
+def _answerer(job: _Job) -> Callable[[Group], list[Answer]]:
+    """Set up a worker: load the target, return what answers a group."""
+    from paceline.decode.generate import generate
+    from paceline.target.load import load_target
+
+    model = load_target(job.target).model
+
+    def answer(group: Group) -> list[Answer]:
+        prompts = read_prompts(job.prepared, group)
+        rooms = [_room(prompt, job.max_length) for prompt in prompts]
+        generations = generate(
+            model,
+            [prompt.input_ids for prompt in prompts],
+            max_new_tokens=min(job.recipe.max_new_tokens, max(rooms)),
+            eos_ids=job.ends,
+            temperature=job.recipe.temperature,
+            top_p=job.recipe.top_p,
+            seed=job.recipe.seed,
+            request_keys=[prompt.prompt_id for prompt in prompts],
+        )
+        return [
+            Answer(
+                prompt_id=prompt.prompt_id,
+                ids=list(generation.ids[:room]),
+                finish=generation.finish if len(generation.ids) <= room else "length",
+            )
+            for prompt, generation, room in zip(prompts, generations, rooms, strict=True)
+        ]
+
+    return answer
+
+
+def _room(prompt: Sample, max_length: int) -> int:
+    if prompt.loss_spans:
+        raise DataError(
+            f"sample {prompt.sample_id} has an answer already: the corpus was prepared with "
+            "regenerate.enabled off. Run prepare again with this recipe."
+        )
+    room = max_length - len(prompt.input_ids)
+    if room < 1:
+        raise DataError(
+            f"sample {prompt.sample_id}: its prompt of {len(prompt.input_ids)} tokens leaves no "
+            f"room for an answer; the target reads {max_length}. Set corpus.max_length to that."
+        )
+    return room
+
+
+def _assemble(
+    recipe: Recipe,
+    renderer: Renderer,
+    answered: Iterator[tuple[Sample, Answer | None]],
+    run_dir: RunDir,
+) -> AnswerTally:
+    """Write corpus and quarantine; the quarantine stands even where no sample is left."""
+    tally = AnswerTally()
+    with atomic_file(quarantine_path(run_dir)) as rejected:
+        # Made before the corpus is published under its name, which an error here prevents.
+        refusal: DataError | None = None
+        try:
+            with atomic_file(run_dir.regenerated) as corpus:
+                for prompt, answer in answered:
+                    tally.prepared += 1
+                    if answer is None:
+                        tally.heldout += 1
+                        REAL_FS.write(corpus, encode_sample(prompt))
+                        continue
+                    reason = tally.judge(answer, recipe.corpus, recipe.regenerate)
+                    sample = answer_sample(
+                        prompt,
+                        answer.ids,
+                        answer.finish,
+                        renderer.tokenizer,
+                        identity=renderer.identity,
+                    )
+                    if reason is None:
+                        tally.accept(sample)
+                        REAL_FS.write(corpus, encode_sample(sample))
+                    else:
+                        REAL_FS.write(rejected, _quarantined(sample, answer, reason))
+                tally.check(quarantine_path(run_dir))
+        except DataError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
+    return tally
+
+
+def _quarantined(sample: Sample, answer: Answer, reason: str) -> bytes:
+    record = {
+        "prompt_id": sample.prompt_id,
+        "sample_id": sample.sample_id,
+        "source": sample.source,
+        "split": sample.split,
+        "reason": reason,
+        "finish": answer.finish,
+        "answer": sample.messages[-1]["content"],
+        "answer_ids": answer.ids,
+    }
+    return msgspec.json.encode(record) + b"\n"

@@ -1,0 +1,184 @@
+"""The counts of `regenerate`: where every prompt went, how answers ended, and how fast."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.corpus.groups import Answer
+from paceline.corpus.loops import is_loop
+from paceline.durable.errors import DataError, IntegrityError
+from paceline.recipe.schema import CorpusRecipe, RegenerateRecipe
+from paceline.types import Sample, Split
+
+_LOG_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class AnswerTally:
+    """Where every prompt went, and how the answers ended."""
+
+    prepared: int = 0
+    heldout: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    """Accepted, by split."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Quarantined, by reason."""
+    finish: Counter[str] = field(default_factory=Counter)
+    loops: int = 0
+    tokens: int = 0
+    """Generated, in all answers."""
+    loss_tokens: int = 0
+    """In accepted ones."""
+
+    def judge(self, answer: Answer, corpus: CorpusRecipe, recipe: RegenerateRecipe) -> str | None:
+        """Count an answer; the reason to leave it out, or None."""
+        loop = is_loop(answer.ids, recipe.loop_repeats)
+        self.finish[answer.finish] += 1
+        self.tokens += len(answer.ids)
+        self.loops += loop
+        reason = None
+        # A loop is why an answer never came to its end, so it goes first.
+        if loop and recipe.on_loop == "exclude":
+            reason = "loop"
+        elif answer.finish == "length" and recipe.on_length == "exclude":
+            reason = "length_cut"
+        elif len(answer.ids) < corpus.min_loss_tokens:
+            reason = "too_few_loss_tokens"
+        if reason is not None:
+            self.reasons[reason] += 1
+        return reason
+
+    def accept(self, sample: Sample) -> None:
+        """Count a sample of the new corpus."""
+        self.answers[sample.split] += 1
+        self.loss_tokens += sample.num_loss_tokens
+
+    def check(self, listed: Path) -> None:
+        """Raise IntegrityError for a prompt unaccounted for, DataError for nothing to train on."""
+        accounted = self.answers.total() + self.reasons.total() + self.heldout
+        if accounted != self.prepared:
+            raise IntegrityError(
+                f"regenerate: {self.prepared} prompts were prepared and {accounted} are accounted "
+                "for. This is a defect of Paceline: please report it."
+            )
+        if not self.answers[Split.TRAIN]:
+            reasons = ", ".join(f"{n} {reason}" for reason, n in self.reasons.most_common())
+            raise DataError(
+                f"No answered training sample is left of {self.prepared} prompts "
+                f"({reasons or 'none was asked'}). They are listed in {listed}: allow longer "
+                "answers (regenerate.max_new_tokens) or keep what is left out (on_length, on_loop)."
+            )
+
+    def numbers(self) -> dict[str, Any]:
+        """For the report: JSON values."""
+        return {
+            "prepared": self.prepared,
+            "answered": self.answers.total(),
+            "quarantined": self.reasons.total(),
+            "heldout": self.heldout,
+            "samples": {
+                split.value: self.answers[split] for split in (Split.TRAIN, Split.VALIDATION)
+            },
+            "reasons": dict(sorted(self.reasons.items())),
+            "finish": {name: self.finish[name] for name in ("stop", "length")},
+            "loops": self.loops,
+            "tokens": self.tokens,
+            "loss_tokens": self.loss_tokens,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For the terminal."""
+        yield (
+            f"{self.prepared} prompts = {self.answers.total()} answered + "
+            f"{self.reasons.total()} quarantined + {self.heldout} held out"
+        )
+        for reason, count in self.reasons.most_common():
+            yield f"  {count} {reason}"
+        yield (
+            f"{self.finish['stop']} answers came to their end, {self.finish['length']} were cut, "
+            f"{self.loops} went round in circles"
+        )
+        yield f"{self.tokens} tokens generated, {self.loss_tokens} of them to train on"
+        if self.finish["length"] > self.finish["stop"]:
+            yield (
+                "warning: most answers were cut; raise regenerate.max_new_tokens, or look for an "
+                "end token that the target never writes"
+            )
+
+
+class Progress:
+    """Tokens, rate and remaining time of this run; answers of earlier runs are apart."""
+
+    def __init__(self, *, prompts: int, reused: int) -> None:
+        self._prompts = prompts
+        self._reused = reused
+        self._answered = 0
+        self._tokens = 0
+        self._start = self._logged = time.monotonic()
+        self._seconds = 0.0
+
+    def add(self, answers: Sequence[Answer]) -> None:
+        """Count a group that is durable."""
+        self._answered += len(answers)
+        self._tokens += sum(len(answer.ids) for answer in answers)
+        self._seconds = time.monotonic() - self._start
+
+    @property
+    def _rate(self) -> float:
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    @property
+    def _eta(self) -> float | None:
+        """Seconds, from the tokens that an answer has had so far."""
+        if not self._tokens:
+            return None
+        left = self._prompts - self._reused - self._answered
+        return left * (self._tokens / self._answered) / self._rate
+
+    def event(self) -> dict[str, Any]:
+        """For events."""
+        return {
+            "done": self._reused + self._answered,
+            "skipped": self._reused,
+            "failed": 0,
+            "total": self._prompts,
+            "tokens": self._tokens,
+            "rate": round(self._rate, 2),
+            "eta": None if self._eta is None else round(self._eta, 1),
+        }
+
+    def log(self) -> None:
+        """Write a line now and then."""
+        now = time.monotonic()
+        if now - self._logged >= _LOG_SECONDS:
+            self._logged = now
+            _log.info(
+                "%d of %d prompts answered, %d tokens, %.0f tokens/s, %.0f s left",
+                self._reused + self._answered,
+                self._prompts,
+                self._tokens,
+                self._rate,
+                self._eta or 0.0,
+            )
+
+    def numbers(self) -> dict[str, Any]:
+        """For the report: JSON values."""
+        return {
+            "reused_answers": self._reused,
+            "generated_tokens": self._tokens,
+            "tokens_per_second": round(self._rate, 2),
+            "seconds": round(self._seconds, 2),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For the terminal."""
+        if self._reused:
+            yield f"{self._reused} answers were there from an earlier run"
+        if self._tokens:
+            yield (f"{self._tokens} tokens in {self._seconds:.1f} s, {self._rate:.1f} tokens/s")

@@ -1,0 +1,1 @@
+"""Lossless decoding: trees, verification, caches, generation."""

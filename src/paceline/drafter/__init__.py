@@ -1,0 +1,1 @@
+"""The networks that propose, and their checkpoint format."""

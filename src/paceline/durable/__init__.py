@@ -1,0 +1,1 @@
+"""Bytes that survive: file-system seam, journal, stores, checksums, the error tree. No torch."""

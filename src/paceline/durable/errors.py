@@ -1,0 +1,86 @@
+"""Every error that Paceline raises on purpose.
+
+::
+
+    PacelineError                 exit code 1
+    ├── UserError                 exit code 2: what was asked for cannot be done as asked
+    │   ├── RecipeError           a key, a value or a combination in the recipe
+    │   ├── RecipeChanged         artefacts of another recipe stand in the run directory
+    │   ├── DataError             the input data: names file, row and reason
+    │   └── TargetError           the target model: kind, files, tokenizer
+    ├── Interrupted               exit code 130: stopped by a signal, in a state to go on from
+    ├── TrainingDiverged          too many non-finite steps in a row
+    ├── NotLossless               speculative output is not the target's own
+    ├── WorkerFailed              a worker process raised, died, or answered with nonsense
+    ├── ChannelFailed             a part behind the other end of a channel has failed
+    ├── ChannelClosed             something was put into a channel after its end
+    └── IntegrityError            bytes at rest are not what was written
+        ├── JournalDamaged        a bad record that is followed by good ones
+        └── ShardDamaged          a shard or checkpoint whose checksum does not hold
+"""
+
+
+class PacelineError(Exception):
+    """Base of all; the message says what happened, where, and what to do."""
+
+    exit_code = 1
+
+
+class UserError(PacelineError):
+    """What was asked for cannot be done as asked."""
+
+    exit_code = 2
+
+
+class RecipeError(UserError):
+    """A key, a value or a combination in the recipe is impossible."""
+
+
+class RecipeChanged(UserError):
+    """The run directory holds artefacts that another recipe made."""
+
+
+class DataError(UserError):
+    """Input data that cannot be used; names the file and the row."""
+
+
+class TargetError(UserError):
+    """A target that cannot be loaded or is of a kind that is not supported."""
+
+
+class Interrupted(PacelineError):
+    """Stopped by a signal, in a state that the same command goes on from."""
+
+    exit_code = 130
+
+
+class TrainingDiverged(PacelineError):
+    """Too many non-finite steps in a row."""
+
+
+class NotLossless(PacelineError):
+    """Speculative output is not what the target says by itself."""
+
+
+class WorkerFailed(PacelineError):
+    """A worker process raised, was killed, or gave a result that cannot be sent."""
+
+
+class ChannelFailed(PacelineError):
+    """A part at the other end of a channel has failed; the cause is chained."""
+
+
+class ChannelClosed(PacelineError):
+    """Something was put into a channel that had been closed."""
+
+
+class IntegrityError(PacelineError):
+    """Bytes at rest are not the bytes that were written."""
+
+
+class JournalDamaged(IntegrityError):
+    """A journal has a bad record followed by good ones: not a torn tail."""
+
+
+class ShardDamaged(IntegrityError):
+    """A shard or checkpoint does not hold what its checksum promises."""

@@ -1,0 +1,167 @@
+"""The file-system seam: every byte that has to survive goes through `FileSystem`.
+
+Tests put a faulty or a crashing one in its place; nothing else in `durable` calls the operating
+system to write.
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+
+class FileSystem(Protocol):
+    """The calls that change a disk."""
+
+    def open_new(self, path: Path) -> BinaryIO:
+        """Create or empty a file for writing."""
+        ...
+
+    def open_append(self, path: Path) -> BinaryIO:
+        """Open a file for appending, creating it; unbuffered, so a failed write leaves no rest."""
+        ...
+
+    def lock(self, file: BinaryIO) -> bool:
+        """Take the file for this process until it is closed; False where another one holds it."""
+        ...
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
+        """Write all of `data`."""
+        ...
+
+    def sync(self, file: BinaryIO) -> None:
+        """Return once the file's bytes are on the device."""
+        ...
+
+    def truncate(self, path: Path, size: int) -> None:
+        """Cut a file to `size` bytes and make that durable."""
+        ...
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over `target`, atomically."""
+        ...
+
+    def sync_dir(self, path: Path) -> None:
+        """Return once the folder's entries are on the device."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file; absent is fine."""
+        ...
+
+    def make_dirs(self, path: Path) -> None:
+        """Create a folder with its parents, durably."""
+        ...
+
+
+class RealFileSystem:
+    """The operating system's."""
+
+    def open_new(self, path: Path) -> BinaryIO:  # noqa: D102
+        return path.open("wb")
+
+    def open_append(self, path: Path) -> BinaryIO:  # noqa: D102
+        return path.open("ab", buffering=0)
+
+    def lock(self, file: BinaryIO) -> bool:  # noqa: D102
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def write(self, file: BinaryIO, data: bytes | memoryview) -> None:  # noqa: D102
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[file.write(rest) :]
+
+    def sync(self, file: BinaryIO) -> None:  # noqa: D102
+        file.flush()
+        os.fsync(file.fileno())
+
+    def truncate(self, path: Path, size: int) -> None:  # noqa: D102
+        with path.open("r+b") as file:
+            file.truncate(size)
+            self.sync(file)
+
+    def replace(self, source: Path, target: Path) -> None:  # noqa: D102
+        source.replace(target)
+
+    def sync_dir(self, path: Path) -> None:  # noqa: D102
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def unlink(self, path: Path) -> None:  # noqa: D102
+        path.unlink(missing_ok=True)
+
+    def make_dirs(self, path: Path) -> None:  # noqa: D102
+        if path.is_dir():
+            return
+        self.make_dirs(path.parent)
+        path.mkdir(exist_ok=True)
+        self.sync_dir(path.parent)
+
+
+REAL_FS: FileSystem = RealFileSystem()
+"""Stateless, hence shared."""
+
+
+PARTIAL = ".partial"
+"""Suffix of a file that is being written; such a file never counts as content."""
+
+
+@contextmanager
+def atomic_file(path: Path, *, fs: FileSystem = REAL_FS) -> Iterator[BinaryIO]:
+    """Write a file that appears under its final name only when whole and durable.
+
+    Yields the temporary file, `<name>.<pid>.partial` in the same folder; write to it with
+    `fs.write`. On an exception the temporary file is removed and the final name is as it was
+    before. The process id keeps a killed run's surviving worker out of its successor's file.
+    """
+    fs.make_dirs(path.parent)
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        file = fs.open_new(partial)
+        try:
+            yield file
+            fs.sync(file)
+        finally:
+            file.close()
+        fs.replace(partial, path)
+    except BaseException:
+        fs.unlink(partial)
+        raise
+    fs.sync_dir(path.parent)
+
+
+def write_atomic(path: Path, data: bytes, *, fs: FileSystem = REAL_FS) -> None:
+    """Write `data` to `path` durably; see `atomic_file`."""
+    with atomic_file(path, fs=fs) as file:
+        fs.write(file, data)
+
+
+def remove_dead_partials(folder: Path, *, fs: FileSystem = REAL_FS) -> list[str]:
+    """Remove what killed processes of this machine left in `folder`; return the names."""
+    removed = []
+    for path in sorted(folder.glob(f"*{PARTIAL}")):
+        owner = re.search(rf"\.(\d+)\{PARTIAL}$", path.name)
+        if owner and not _is_alive(int(owner[1])):
+            fs.unlink(path)
+            removed.append(path.name)
+    return removed
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,1 @@
+"""The target over the corpus, its hidden states into the store."""

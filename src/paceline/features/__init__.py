@@ -1,0 +1,1 @@
+"""Hidden states at rest: plan, shards, order, reader."""

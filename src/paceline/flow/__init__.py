@@ -1,0 +1,1 @@
+"""What moves between processes: the bounded channel and the launcher of workers."""

@@ -1,0 +1,347 @@
+"""Worker processes: one function over many items, and no failure that hangs or goes unnamed."""
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, NoReturn, TypeVar
+
+from paceline.durable.errors import PacelineError, WorkerFailed
+
+P = TypeVar("P")
+I = TypeVar("I")  # noqa: E741
+R = TypeVar("R")
+
+_PR_SET_PDEATHSIG = 1
+_GRACE = 0.5
+"""Seconds between asking a worker to end and killing it."""
+
+_NAME_LIMIT = 160
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """The worker has set up and wants its first item."""
+
+
+@dataclass(frozen=True)
+class _Done:
+    result: bytes
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """What went wrong in a worker, as text; as an exception too where that is one of ours."""
+
+    doing: str
+    summary: str
+    trace: str
+    error: bytes | None
+
+
+def map_items(
+    setup: Callable[[P], Callable[[I], R]],
+    payload: P,
+    items: Sequence[I],
+    *,
+    workers: int,
+    threads: int,
+    on_result: Callable[[I, R], None],
+) -> None:
+    """Apply a function to every item in `workers` processes of `threads` CPU threads each.
+
+    `setup(payload)` runs once per worker and returns the function; it is a module's top-level
+    function, so that a spawned process can import it. Items are handed out one at a time, in
+    order, to whichever worker is free, and each result reaches `on_result(item, result)` in the
+    calling thread as it comes, so in no fixed order. With one worker, or one item, all of it
+    happens in this process.
+
+    Raises WorkerFailed, naming the item, for an exception in a worker (its traceback is part of
+    the message), for a worker that died (with its signal or exit code), and for an item or a
+    result that cannot be pickled; a PacelineError raised in a worker is raised here as it is.
+    Whatever ends this call, an exception of `on_result` and Ctrl-C included, its workers have
+    ended when it returns, and they die with this process however it dies.
+    """
+    if workers < 1 or threads < 1:
+        raise ValueError(f"map_items: workers {workers} and threads {threads} must be 1 or more")
+    count = min(workers, len(items))
+    if count == 1:
+        _map_inline(setup, payload, items, threads, on_result)
+    elif count > 1:
+        pool = _Pool(count, threads)
+        try:
+            pool.start(_dumps((setup, payload), "the setup function and its payload"))
+            pool.run(items, on_result)
+        finally:
+            pool.end()
+
+
+def _map_inline(
+    setup: Callable[[P], Callable[[I], R]],
+    payload: P,
+    items: Sequence[I],
+    threads: int,
+    on_result: Callable[[I, R], None],
+) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with _failure_named("setting up"):
+            handle = setup(payload)
+        for index, item in enumerate(items):
+            with _failure_named(_name(index, item)):
+                result = handle(item)
+            on_result(item, result)
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _failure_named(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except PacelineError as error:
+        error.add_note(f"while {doing}")
+        raise
+    except Exception as error:
+        raise WorkerFailed(f"{doing} failed: {_summary(error)}") from error
+
+
+class _Worker:
+    """The parent's end of one worker process."""
+
+    def __init__(self, number: int, process: SpawnProcess, connection: Connection) -> None:
+        self.number = number
+        self.process = process
+        self.connection = connection
+        self.index: int | None = None
+        """Of the item it is working on; None while it sets up and when it is idle."""
+        self.is_set_up = False
+
+
+class _Pool:
+    def __init__(self, count: int, threads: int) -> None:
+        self._count = count
+        self._threads = threads
+        self._workers: list[_Worker] = []
+
+    def start(self, job: bytes) -> None:
+        context = multiprocessing.get_context("spawn")
+        for number in range(self._count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_work,
+                args=(theirs, self._threads, os.getpid()),
+                name=f"paceline-worker-{number}",
+                daemon=True,
+            )
+            with _environment_of_children(self._threads):
+                process.start()
+            # While this copy is open, a dead worker would not read as an end of file.
+            theirs.close()
+            self._workers.append(_Worker(number, process, ours))
+        # Sent apart from the start: the pipe that multiprocessing starts a process through has
+        # no end of file for a process that dies before it has read.
+        for worker in self._workers:
+            self._send(worker, job, "setting up")
+
+    def run(self, items: Sequence[Any], on_result: Callable[[Any, Any], None]) -> None:
+        handed_out = 0
+        unfinished = len(items)
+        by_connection = {worker.connection: worker for worker in self._workers}
+        while unfinished:
+            for connection in wait(list(by_connection)):
+                worker = by_connection[connection]  # type: ignore[index]
+                finished = worker.index
+                message = self._receive(worker, items)
+                worker.is_set_up = True
+                worker.index = None
+                # The worker gets its next item before the result is looked at, so it never
+                # waits for what this process does with it.
+                if handed_out < len(items):
+                    name = _name(handed_out, items[handed_out])
+                    data = _dumps(items[handed_out], name)
+                    worker.index = handed_out
+                    handed_out += 1
+                    self._send(worker, data, name)
+                if isinstance(message, _Done) and finished is not None:
+                    result = _loads(message.result, _name(finished, items[finished]))
+                    on_result(items[finished], result)
+                    unfinished -= 1
+
+    def end(self) -> None:
+        """End and join every worker."""
+        deadline = time.monotonic() + _GRACE
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.exitcode is None:
+                worker.process.kill()
+                # Bounded: a process that the kernel holds in a frozen read cannot even be killed.
+                worker.process.join(_GRACE)
+
+    def _send(self, worker: _Worker, data: bytes, doing: str) -> None:
+        try:
+            worker.connection.send_bytes(data)
+        except OSError:
+            self._raise_death(worker, doing)
+
+    def _receive(self, worker: _Worker, items: Sequence[Any]) -> _Ready | _Done:
+        doing = "waiting for an item" if worker.is_set_up else "setting up"
+        if worker.index is not None:
+            doing = _name(worker.index, items[worker.index])
+        try:
+            message = pickle.loads(worker.connection.recv_bytes())
+        except (EOFError, OSError):
+            self._raise_death(worker, doing)
+        if isinstance(message, _Raised):
+            self._raise(worker, message, doing)
+        return message
+
+    def _raise(self, worker: _Worker, raised: _Raised, doing: str) -> NoReturn:
+        if raised.error is not None:
+            error = pickle.loads(raised.error)
+            error.add_note(f"in worker {worker.number}, while {doing}")
+            raise error
+        raise WorkerFailed(
+            f"worker {worker.number}, {doing}: {raised.doing} failed: {raised.summary}\n"
+            f"{raised.trace.rstrip()}"
+        )
+
+    def _raise_death(self, worker: _Worker, doing: str) -> NoReturn:
+        worker.process.join(_GRACE)
+        code = worker.process.exitcode
+        if code is None:
+            how = "closed its connection and did not end"
+        elif code < 0:
+            how = f"was killed by {_signal_name(-code)}"
+            if -code == signal.SIGKILL:
+                how += " (when memory runs out, the kernel kills like this)"
+        else:
+            how = f"ended with exit code {code}"
+        raise WorkerFailed(f"worker {worker.number} {how} while {doing}")
+
+
+def _work(connection: Connection, threads: int, parent: int) -> None:
+    """Run in a worker until the parent ends it or is gone."""
+    # Ctrl-C reaches every process of the terminal; when to end is the parent's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with_parent(parent)
+    doing = "loading the setup function"
+    try:
+        setup, payload = pickle.loads(connection.recv_bytes())
+        # Work that needs no torch should not wait for its import; torch loaded later goes by
+        # OMP_NUM_THREADS.
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(threads)
+        doing = "the setup"
+        handle = setup(payload)
+        connection.send_bytes(pickle.dumps(_Ready()))
+        while True:
+            item = pickle.loads(connection.recv_bytes())
+            doing = "the work"
+            result = handle(item)
+            doing = "pickling the result"
+            message = pickle.dumps(_Done(pickle.dumps(result, pickle.HIGHEST_PROTOCOL)))
+            connection.send_bytes(message)
+            del item, result, message
+    except EOFError:
+        return
+    except BaseException as error:  # noqa: BLE001
+        _report(connection, error, doing)
+        raise SystemExit(1) from None
+
+
+def _report(connection: Connection, error: BaseException, doing: str) -> None:
+    own = None
+    if isinstance(error, PacelineError):
+        try:
+            own = pickle.dumps(error)
+            pickle.loads(own)
+        except Exception:  # noqa: BLE001
+            own = None
+    trace = "".join(traceback.format_exception(error))
+    try:
+        connection.send_bytes(pickle.dumps(_Raised(doing, _summary(error), trace, own)))
+    except OSError:
+        sys.stderr.write(trace)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies.
+
+    Elsewhere than on Linux a worker ends when it next asks for an item.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextmanager
+def _environment_of_children(threads: int) -> Iterator[None]:
+    """Set what OpenMP reads when a process loads it; no later call can change it.
+
+    Passive waiting: a pool's threads that spin while another process needs the core make both
+    several times slower.
+    """
+    wanted = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _dumps(value: Any, name: str) -> bytes:
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise WorkerFailed(f"{name} cannot be sent to a worker: {_summary(error)}") from error
+
+
+def _loads(data: bytes, name: str) -> Any:
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise WorkerFailed(f"the result of {name} cannot be read: {_summary(error)}") from error
+
+
+def _name(index: int, item: Any) -> str:
+    text = repr(item)
+    if len(text) > _NAME_LIMIT:
+        text = text[:_NAME_LIMIT] + "..."
+    return f"item {index} ({text})"
+
+
+def _summary(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

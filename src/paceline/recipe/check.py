@@ -1,0 +1,289 @@
+"""Judges what a recipe says: each value by itself, then the combinations. Loads nothing."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.durable.errors import RecipeError
+from paceline.recipe.convert import closest
+from paceline.recipe.fingerprint import flatten
+from paceline.recipe.schema import Recipe
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The interval that a number must lie in."""
+
+    low: float
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether a finite `value` lies inside."""
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return math.isfinite(value) and above and below
+
+    def in_words(self) -> str:
+        """Such as `above 0 and at most 1`."""
+        low = f"{'above' if self.low_open else 'at least'} {self.low:g}"
+        if self.high == math.inf:
+            return low
+        return f"{low} and {'below' if self.high_open else 'at most'} {self.high:g}"
+
+
+_POSITIVE = Bound(0, low_open=True)
+_ONE_OR_MORE = Bound(1)
+_ZERO_OR_MORE = Bound(0)
+_SHARE = Bound(0, 1, high_open=True)
+_SEED = Bound(0, 2**63 - 1)
+
+BOUNDS: tuple[tuple[str, Bound], ...] = (
+    ("corpus.sources.*.limit", _ONE_OR_MORE),
+    ("corpus.max_length", Bound(2)),
+    ("corpus.min_loss_tokens", _ONE_OR_MORE),
+    ("corpus.validation_fraction", _SHARE),
+    ("corpus.seed", _SEED),
+    ("target.workers", _ONE_OR_MORE),
+    ("target.threads", _ONE_OR_MORE),
+    ("regenerate.max_new_tokens", _ONE_OR_MORE),
+    ("regenerate.temperature", _ZERO_OR_MORE),
+    ("regenerate.top_p", Bound(0, 1, low_open=True)),
+    ("regenerate.group_size", _ONE_OR_MORE),
+    ("regenerate.loop_repeats", Bound(2)),
+    ("regenerate.seed", _SEED),
+    ("extract.num_taps", _ONE_OR_MORE),
+    ("extract.taps.*", _ZERO_OR_MORE),
+    ("extract.shard_bytes", _ONE_OR_MORE),
+    ("extract.batch_tokens", _ONE_OR_MORE),
+    ("drafter.layers", _ONE_OR_MORE),
+    ("drafter.block_size", Bound(2)),
+    ("drafter.mask_token_id", _ZERO_OR_MORE),
+    ("train.epochs", _POSITIVE),
+    ("train.anchors", _ONE_OR_MORE),
+    ("train.gamma", _POSITIVE),
+    ("train.batch_samples", _ONE_OR_MORE),
+    ("train.micro_batch_tokens", _ONE_OR_MORE),
+    ("train.learning_rate", _POSITIVE),
+    ("train.min_learning_rate_ratio", Bound(0, 1)),
+    ("train.warmup_ratio", _SHARE),
+    ("train.betas.*", _SHARE),
+    ("train.eps", _POSITIVE),
+    ("train.weight_decay", _ZERO_OR_MORE),
+    ("train.grad_clip", _POSITIVE),
+    ("train.loss_chunk", _ONE_OR_MORE),
+    ("train.evaluations", _ONE_OR_MORE),
+    ("train.eval_samples", _ONE_OR_MORE),
+    ("train.eval_anchors", _ONE_OR_MORE),
+    ("train.keep_checkpoints", _ONE_OR_MORE),
+    ("train.max_bad_steps", _ONE_OR_MORE),
+    ("train.seed", _SEED),
+    ("train.threads", _ONE_OR_MORE),
+    ("score.max_prompts", _ONE_OR_MORE),
+    ("score.max_new_tokens", _ONE_OR_MORE),
+    ("score.budgets.*", _ONE_OR_MORE),
+    ("score.walk_budgets.*", _ONE_OR_MORE),
+    ("score.walk_check_prompts", _ZERO_OR_MORE),
+    ("score.seed", _SEED),
+)
+"""What each number of the recipe must lie in; `*` is a place in a list. None (null) is exempt."""
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise RecipeError that lists everything impossible in the recipe, a line each.
+
+    Touches no file: `check_paths` does that.
+    """
+    _raise_all(
+        [
+            *_out_of_bounds(recipe),
+            *_names(recipe),
+            *_devices(recipe),
+            *_lists(recipe),
+            *_lengths(recipe),
+            *_template_args(recipe),
+            *_sources(recipe),
+        ]
+    )
+
+
+def check_paths(recipe: Recipe) -> None:
+    """Raise RecipeError that lists each path of the recipe with nothing, or the wrong thing, there.
+
+    Looks at names only and opens no file.
+    """
+    problems: list[str] = []
+    target = Path(recipe.target.path)
+    if not target.is_dir():
+        kind = "a file, not a model folder" if target.is_file() else "no such folder"
+        problems.append(f"target.path: {target}: {kind}.{_neighbour(target)}")
+    elif not (target / "config.json").is_file():
+        problems.append(
+            f"target.path: {target} holds no config.json. Name the folder of a Transformers model."
+        )
+    for number, source in enumerate(recipe.corpus.sources):
+        path = Path(source.path)
+        if not path.is_file():
+            kind = "a folder; name a file in it" if path.is_dir() else "no such file"
+            problems.append(f"corpus.sources.{number}.path: {path}: {kind}.{_neighbour(path)}")
+    _raise_all(problems)
+
+
+def notes(recipe: Recipe) -> list[str]:
+    """What is possible and may still surprise; sentences for the terminal."""
+    found: list[str] = []
+    if not any(s.split == "heldout" for s in recipe.corpus.sources):
+        found.append(
+            "corpus.sources: none has `split: heldout`, so the score is measured on the "
+            "validation prompts, which also chose the checkpoint."
+        )
+    if not recipe.regenerate.enabled:
+        found.append(
+            "regenerate.enabled is false: the drafter learns the data's answers; acceptance is "
+            "lower where they are not the target's own."
+        )
+    if recipe.regenerate.temperature == 0 and recipe.regenerate.top_p < 1:
+        found.append("regenerate.top_p has no effect at temperature 0.")
+    return found
+
+
+def _raise_all(problems: list[str]) -> None:
+    if problems:
+        raise RecipeError("\n".join(problems))
+
+
+def _out_of_bounds(recipe: Recipe) -> Iterator[str]:
+    bounds = dict(BOUNDS)
+    for key, value in flatten(recipe).items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        bound = bounds.get(re.sub(r"\.\d+(?=\.|$)", ".*", key))
+        if bound is not None and not bound.holds(value):
+            yield f"{key}: {value} is impossible. Give a number {bound.in_words()}."
+
+
+def _names(recipe: Recipe) -> Iterator[str]:
+    if not _NAME.fullmatch(recipe.name):
+        yield (
+            f'name: "{recipe.name}" cannot name a folder. Use letters, digits, `.`, `_` and `-`, '
+            "not starting with `.` or `-`."
+        )
+    if not recipe.target.path:
+        yield "target.path: empty. Give the folder of a Transformers model."
+
+
+def _devices(recipe: Recipe) -> Iterator[str]:
+    for key, device in (
+        ("target.device", recipe.target.device),
+        ("train.device", recipe.train.device),
+    ):
+        if not _DEVICE.fullmatch(device):
+            yield f'{key}: "{device}" is no device. Give cpu, or cuda:0 (the number of the GPU).'
+    if recipe.target.dtype == "float16" and recipe.target.device == "cpu":
+        yield "target.dtype: float16 does not run on a CPU. Use float32 or bfloat16."
+
+
+def _lists(recipe: Recipe) -> Iterator[str]:
+    taps = recipe.extract.taps
+    if taps is not None and (not taps or list(taps) != sorted(set(taps))):
+        yield (
+            f"extract.taps: {list(taps)} must be layer ids in rising order, each once, at least "
+            "one; or null to have num_taps of them chosen."
+        )
+    for key in ("budgets", "walk_budgets"):
+        budgets: tuple[int, ...] = getattr(recipe.score, key)
+        doubled = sorted(b for b, times in Counter(budgets).items() if times > 1)
+        if doubled:
+            yield f"score.{key}: {doubled} stand there more than once. Give each budget once."
+
+
+def _lengths(recipe: Recipe) -> Iterator[str]:
+    longest, block = recipe.corpus.max_length, recipe.drafter.block_size
+    if block > longest:
+        yield (
+            f"drafter.block_size: {block} does not fit into samples of corpus.max_length "
+            f"{longest} tokens. Lower block_size (16 is usual) or raise max_length."
+        )
+    if recipe.corpus.min_loss_tokens >= longest:
+        yield (
+            f"corpus.min_loss_tokens: {recipe.corpus.min_loss_tokens} leaves no room for a prompt "
+            f"in corpus.max_length {longest}, so every sample would be quarantined. Lower it."
+        )
+    if recipe.regenerate.enabled and recipe.regenerate.max_new_tokens >= longest:
+        yield (
+            f"regenerate.max_new_tokens: {recipe.regenerate.max_new_tokens} leaves no room for a "
+            f"prompt in corpus.max_length {longest}. Lower it or raise max_length."
+        )
+    if recipe.extract.batch_tokens < longest:
+        yield (
+            f"extract.batch_tokens: {recipe.extract.batch_tokens} cannot hold a sample of "
+            f"corpus.max_length {longest} tokens. Raise it to {longest} or lower max_length."
+        )
+
+
+def _template_args(recipe: Recipe) -> Iterator[str]:
+    for key, value in recipe.corpus.template_args.items():
+        if not _is_json(value):
+            yield (
+                f"corpus.template_args.{key}: {value!r} cannot be recorded as JSON. Use text, "
+                "numbers, true, false, null, lists and mappings with text as names."
+            )
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_json(v) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_json, value))
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str))
+
+
+def _sources(recipe: Recipe) -> Iterator[str]:
+    sources = recipe.corpus.sources
+    splits = {s.split for s in sources}
+    if "train" not in splits:
+        yield (
+            "corpus.sources: none has `split: train`, so there is nothing to train on. Add "
+            "`- path: FILE.jsonl`."
+        )
+    elif "heldout" not in splits and recipe.corpus.validation_fraction == 0:
+        yield (
+            "corpus.validation_fraction: 0 without a `split: heldout` source leaves no prompts to "
+            "measure on. Use 0.05, or add a held-out source."
+        )
+    for number, source in enumerate(sources):
+        if not source.path:
+            yield f"corpus.sources.{number}.path: empty. Give a .jsonl or .json file."
+    names = Counter(s.name or Path(s.path).stem for s in sources if s.name or s.path)
+    for name, times in names.items():
+        if times > 1:
+            yield (
+                f'corpus.sources: {times} of them are named "{name}", so reports could not tell '
+                "them apart. Give each its own `name`."
+            )
+    trained = {s.path for s in sources if s.split == "train" and s.path}
+    for number, source in enumerate(sources):
+        if source.split == "heldout" and source.path in trained:
+            yield (
+                f"corpus.sources.{number}.path: {source.path} is also trained on, so a score on it "
+                "would not be held out. Use another file."
+            )
+
+
+def _neighbour(path: Path) -> str:
+    try:
+        names = [p.name for p in path.parent.iterdir()]
+    except OSError:
+        return f" {path.parent} is no readable folder either." if str(path.parent) else ""
+    near = closest(path.name, names)
+    return f" Did you mean {path.parent / near}?" if near and near != path.name else ""

@@ -1,0 +1,200 @@
+"""The recipe: everything that a run is told, as frozen dataclasses.
+
+Each field's doc stands under it; `paceline init` writes them into the YAML it makes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRecipe:
+    """One data set."""
+
+    path: str
+    """A .jsonl or .json file, ShareGPT (`conversations`) or OpenAI (`messages`, `prompt`) rows."""
+    name: str = ""
+    """Name in reports; the file's stem where empty."""
+    split: Literal["train", "heldout"] = "train"
+    """`train` (a hash sets `corpus.validation_fraction` of it aside) or `heldout` (score only)."""
+    limit: int | None = None
+    """Read at most this many rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusRecipe:
+    """From conversations to tokens with a loss mask."""
+
+    sources: tuple[SourceRecipe, ...] = ()
+    """The data sets; at least one with `split: train`."""
+    max_length: int = 2048
+    """Tokens; longer samples are cut there."""
+    min_loss_tokens: int = 2
+    """A sample with fewer trainable tokens after the cut is quarantined."""
+    validation_fraction: float = 0.05
+    """Share of the training prompts, chosen by the hash of the prompt, that is never trained on."""
+    leading_assistant: Literal["keep", "context_only", "drop"] = "context_only"
+    """An assistant turn before the first user turn: trained, only read, or its row quarantined."""
+    last_turn_only: bool = False
+    """Train on the last assistant turn alone."""
+    template_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template, such as `enable_thinking: false`; recorded and exported."""
+    strict: bool = False
+    """Fail when any row is rejected."""
+    seed: int = 0
+    """Seeds the split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetRecipe:
+    """The frozen LLM."""
+
+    path: str = ""
+    """A Transformers model folder (config.json, safetensors, tokenizer)."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Compute type. On CPUs without AVX512 bfloat16 is 5-9 times slower than float32."""
+    device: str = "cpu"
+    """`cpu` or `cuda:0`."""
+    workers: int = 1
+    """Processes that run the target side by side (regenerate, extract, score)."""
+    threads: int = 1
+    """CPU threads of each of those processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegenerateRecipe:
+    """The target answers the prompts itself."""
+
+    enabled: bool = True
+    """Off: the answers in the data are trained on as they stand."""
+    max_new_tokens: int = 512
+    """An answer is cut there."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus of the sampling distribution; 1 is all of it."""
+    group_size: int = 16
+    """Prompts that are answered together; the unit that is committed and redone."""
+    on_length: Literal["keep", "exclude"] = "keep"
+    """Answers cut at `max_new_tokens`: trained on without an end token, or left out."""
+    on_loop: Literal["keep", "exclude"] = "exclude"
+    """Answers that repeat an 8-gram `loop_repeats` times: trained on, or left out."""
+    loop_repeats: int = 4
+    """Occurrences of one 8-gram that make an answer a loop."""
+    seed: int = 0
+    """Seeds sampling at temperature above 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractRecipe:
+    """The target's hidden states, kept."""
+
+    num_taps: int = 3
+    """Tapped layers, spread from layer 1 to the third from the end."""
+    taps: tuple[int, ...] | None = None
+    """Tapped layers by id (output after layer i, 0-based) instead of `num_taps`."""
+    last: bool = False
+    """Keep what lm_head multiplies as well (soft labels need it)."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type at rest."""
+    shard_bytes: int = 64 << 20
+    """About this many bytes a shard file."""
+    batch_tokens: int = 4096
+    """At most this many tokens in one forward pass of the target."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterRecipe:
+    """The network that proposes."""
+
+    algorithm: Literal["dflash"] = "dflash"
+    """DFlash: a block of masked slots over the target's features, all predicted in one pass."""
+    layers: int = 5
+    """Decoder layers."""
+    block_size: int = 16
+    """Slots of a block, the anchor's included; the drafter proposes one token fewer."""
+    mask_token_id: int | None = None
+    """Embedding row of the masked slots; chosen among the unused ones where absent."""
+    init: Literal["target", "random"] = "target"
+    """Start from copies of the target's own last layers, or from noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe:
+    """The training of the drafter."""
+
+    epochs: float = 6.0
+    """Passes over the training samples; a fraction ends inside one."""
+    anchors: int = 512
+    """Anchors per sample and epoch, drawn without replacement."""
+    gamma: float = 7.0
+    """Slot k weighs exp(-(k - 1) / gamma): 7 for blocks of 16, 5 for 10, 4 for 8."""
+    batch_samples: int = 8
+    """Samples of one optimizer step."""
+    micro_batch_tokens: int = 8192
+    """Tokens (context and slots) of one forward; a step accumulates as many as it needs."""
+    learning_rate: float = 6e-4
+    """Peak."""
+    min_learning_rate_ratio: float = 0.0
+    """The cosine ends at this share of the peak."""
+    warmup_ratio: float = 0.04
+    """Share of the steps over which the rate rises."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW."""
+    eps: float = 1e-8
+    """AdamW."""
+    weight_decay: float = 0.0
+    """AdamW, on matrices only."""
+    grad_clip: float = 1.0
+    """Largest gradient norm."""
+    loss_chunk: int = 256
+    """Rows of logits that exist at a time."""
+    evaluations: int = 6
+    """Evaluations over the run, the last one at its end; each writes a checkpoint."""
+    eval_samples: int = 64
+    """Validation samples of an evaluation."""
+    eval_anchors: int = 32
+    """Anchors per validation sample."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept beside the best."""
+    max_bad_steps: int = 10
+    """Non-finite steps in a row that stop the run."""
+    seed: int = 0
+    """Seeds order, anchors and initial noise."""
+    device: str = "cpu"
+    """`cpu` or `cuda:0`."""
+    threads: int = 2
+    """CPU threads of the training process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRecipe:
+    """Acceptance, measured by decoding."""
+
+    max_prompts: int | None = None
+    """Prompts per held-out data set; all of them where absent."""
+    max_new_tokens: int = 256
+    """Tokens of an answer."""
+    budgets: tuple[int, ...] = (32,)
+    """Draft-tree budgets that are really decoded, beside plain decoding and the chain."""
+    walk_budgets: tuple[int, ...] = (16, 64)
+    """Budgets measured by the exact walk over the stored answers."""
+    walk_check_prompts: int = 6
+    """Prompts on which each walk budget is also decoded, to prove the walk right."""
+    seed: int = 0
+    """Seeds the choice of prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole run."""
+
+    name: str = "run"
+    """Names the run directory, `runs/<name>`, where `--run` does not."""
+    target: TargetRecipe = field(default_factory=TargetRecipe)
+    corpus: CorpusRecipe = field(default_factory=CorpusRecipe)
+    regenerate: RegenerateRecipe = field(default_factory=RegenerateRecipe)
+    extract: ExtractRecipe = field(default_factory=ExtractRecipe)
+    drafter: DrafterRecipe = field(default_factory=DrafterRecipe)
+    train: TrainRecipe = field(default_factory=TrainRecipe)
+    score: ScoreRecipe = field(default_factory=ScoreRecipe)

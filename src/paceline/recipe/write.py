@@ -1,0 +1,128 @@
+"""A Recipe to YAML: plain for the run directory, commented for a person to edit."""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from paceline.durable.fs import write_atomic
+from paceline.recipe.load import resolve_paths
+from paceline.recipe.schema import Recipe
+
+_WIDTH = 96
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """Every key with its value, paths absolute; equal recipes give equal text."""
+    builtins = _lists(msgspec.to_builtins(resolve_paths(recipe)))
+    return yaml.dump(builtins, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31)
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """Write the fully resolved recipe, atomically and durably."""
+    write_atomic(path, recipe_yaml(recipe).encode())
+
+
+def template(recipe: Recipe) -> str:
+    """YAML with each key's documentation as comments above it; `load_recipe` reads it back."""
+    return "\n".join(_section(recipe, "")) + "\n"
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The text under each field of a dataclass, as one paragraph; a field without one is absent."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
+    docs: dict[str, str] = {}
+    for node, after in pairwise(body):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+            and isinstance(after.value.value, str)
+        ):
+            docs[node.target.id] = " ".join(after.value.value.split())
+    return docs
+
+
+def _section(section: Any, indent: str) -> Iterator[str]:
+    docs = field_docs(type(section))
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield ""
+            yield from _comment(inspect.getdoc(type(value)) or "", indent)
+            yield f"{indent}{field.name}:"
+            yield from _section(value, indent + "  ")
+            continue
+        yield from _comment(docs.get(field.name, ""), indent)
+        if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+            yield f"{indent}{field.name}:"
+            for number, item in enumerate(value):
+                yield from _item(item, indent + "  ", commented=number == 0)
+        else:
+            yield f"{indent}{field.name}: {_scalar(value)}"
+
+
+def _item(item: Any, indent: str, *, commented: bool) -> Iterator[str]:
+    """One `- ` item; the docs stand above the first alone, once for the whole list."""
+    lines = list(_section(item, indent + "  "))
+    is_comment = [line.lstrip().startswith("#") for line in lines]
+    first = is_comment.index(False)
+    lines[:first] = [indent + line.lstrip() for line in lines[:first]]
+    lines[first] = f"{indent}- {lines[first].lstrip()}"
+    for line, comment in zip(lines, is_comment, strict=True):
+        if commented or not comment:
+            yield line
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width=_WIDTH,
+        initial_indent=f"{indent}# ",
+        subsequent_indent=f"{indent}# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _scalar(value: Any) -> str:
+    text = yaml.dump(
+        _lists(value),
+        Dumper=_Dumper,
+        default_flow_style=True,
+        allow_unicode=True,
+        width=2**31,
+        sort_keys=False,
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Keeps every scalar on one line, and writes no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+    def represent_text(self, data: str) -> yaml.ScalarNode:
+        style = None if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_lists(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""Acceptance, measured by decoding."""

@@ -1,0 +1,267 @@
+"""`paceline score`: τ by really decoding held-out prompts, beside plain decoding."""
+
+import hashlib
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+
+import paceline
+from paceline.decode.simulate import CHAIN, method_name
+from paceline.durable.errors import DataError, NotLossless
+from paceline.durable.fs import write_atomic
+from paceline.durable.journal import Journal
+from paceline.flow.launch import map_items
+from paceline.recipe.fingerprint import Fields, flatten
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import Recipe
+from paceline.recipe.stage import Report, StageRecord
+from paceline.score.aggregate import acceptance, cost, losslessness
+from paceline.score.prompt import Job, MethodResult, Prompt, PromptResult, PromptScorer
+from paceline.score.table import result_lines
+from paceline.target.spec import read_spec
+from paceline.types.sample import Sample, Split, read_samples
+from paceline.watch.events import EventWriter
+from paceline.watch.progress import TokenProgress
+
+SCHEMA_VERSION = 1
+RESULT = "result.json"
+JOURNAL = "prompts.journal"
+
+
+def run(recipe: Recipe, run_dir: RunDir) -> Report:
+    """Decode the held-out prompts plainly, as a chain and with each budget; write result.json.
+
+    Each prompt is journalled when it is done, so an interrupted run goes on after the last one.
+    Raises DataError where there are no held-out prompts, NotLossless (after writing the result)
+    where speculative output differs from the target's own.
+    """
+    drafter, drafter_digest = _best_drafter(run_dir)
+    prompts = _choose_prompts(recipe, run_dir)
+    fields = _fields(recipe, drafter_digest, prompts)
+    record = StageRecord(run_dir.score, "score", fields)
+    if record.is_done():
+        result = msgspec.json.decode((run_dir.score / RESULT).read_bytes())
+        return Report(
+            stage="score", skipped=True, numbers=record.report, lines=result_lines(result)
+        )
+    record.begin()
+    results = _score_all(recipe, run_dir, drafter, prompts)
+    result = _result(recipe, results, fields)
+    path = run_dir.score / RESULT
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    violations = result["lossless"]["violations"]
+    if violations:
+        raise NotLossless(
+            f"{path}: {len(violations)} answers are not what the target says by itself, the "
+            f"first is {violations[0]}. This is a bug in the verifier or the cache: no number of "
+            "this score can be trusted. Please report it with this file."
+        )
+    numbers = {name: pooled["tau"] for name, pooled in result["pooled"].items()}
+    record.finish([path], numbers)
+    return Report(stage="score", numbers=numbers, lines=result_lines(result))
+
+
+def _score_all(
+    recipe: Recipe, run_dir: RunDir, drafter: Path, prompts: Sequence[Prompt]
+) -> list[PromptResult]:
+    job = Job(
+        target=recipe.target,
+        drafter=drafter,
+        max_new_tokens=recipe.score.max_new_tokens,
+        budgets=recipe.score.budgets,
+        walk_budgets=recipe.score.walk_budgets,
+    )
+    with (
+        Journal(run_dir.score / JOURNAL) as journal,
+        EventWriter(run_dir.events, "score") as events,
+    ):
+        done = {
+            result.prompt_id: result
+            for result in (msgspec.convert(r["result"], PromptResult) for r in journal.records)
+        }
+        left = [p for p in prompts if p.prompt_id not in done]
+        events.emit("start", prompts=len(prompts), done=len(done))
+        answers = len(prompts) * recipe.score.max_new_tokens
+        tokens = sum(len(r.answer_ids) for r in done.values())
+        with TokenProgress("score", answers, done=tokens) as progress:
+
+            def keep(prompt: Prompt, result: PromptResult) -> None:
+                nonlocal tokens
+                journal.append({"result": msgspec.to_builtins(result)})
+                done[prompt.prompt_id] = result
+                tokens += len(result.answer_ids)
+                progress.update(tokens)
+                events.emit(
+                    "progress", done=len(done), prompts=len(prompts), eta_seconds=progress.eta
+                )
+
+            map_items(
+                _scorer,
+                job,
+                left,
+                workers=recipe.target.workers,
+                threads=recipe.target.threads,
+                on_result=keep,
+            )
+        events.emit("finished", prompts=len(done))
+    return [done[p.prompt_id] for p in prompts]
+
+
+def _scorer(job: Job) -> Callable[[Prompt], PromptResult]:
+    return PromptScorer(job)
+
+
+def _best_drafter(run_dir: RunDir) -> tuple[Path, str]:
+    path = run_dir.checkpoints / "train.stage.json"
+    if not path.is_file():
+        raise DataError(f"{run_dir.checkpoints}: no trained drafter. Run `paceline train` first.")
+    stored: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    if not stored.get("outputs"):
+        raise DataError(f"{path}: the training has not ended. Run `paceline train` to its end.")
+    digest = hashlib.sha256(msgspec.json.encode(stored["outputs"], order="deterministic"))
+    return run_dir.checkpoints / stored["report"]["best"], digest.hexdigest()[:32]
+
+
+def _choose_prompts(recipe: Recipe, run_dir: RunDir) -> list[Prompt]:
+    by_split: dict[Split, dict[str, list[Sample]]] = {split: {} for split in Split}
+    for sample in read_samples(run_dir.samples(recipe)):
+        if sample.split is not Split.TRAIN:
+            by_split[sample.split].setdefault(sample.source, []).append(sample)
+    datasets = by_split[Split.HELDOUT] or by_split[Split.VALIDATION]
+    block = recipe.drafter.block_size
+    room = read_spec(Path(recipe.target.path)).max_position
+    room -= recipe.score.max_new_tokens + block + max(recipe.score.budgets, default=0)
+    chosen: list[Prompt] = []
+    for name in sorted(datasets):
+        usable = [(s, p) for s in datasets[name] if len(p := _prompt_ids(s)) <= room]
+        usable.sort(key=lambda pair: _lot(recipe.score.seed, pair[0].prompt_id))
+        for sample, ids in usable[: recipe.score.max_prompts]:
+            chosen.append(
+                Prompt(
+                    prompt_id=sample.prompt_id,
+                    dataset=name,
+                    input_ids=ids,
+                    check_walk=False,
+                )
+            )
+    if not chosen:
+        raise DataError(
+            "score: no held-out prompts. Give a source with `split: heldout`, or a "
+            "corpus.validation_fraction above 0."
+        )
+    return _mark_checked(chosen, recipe.score.walk_check_prompts)
+
+
+def _mark_checked(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Spread the prompts whose walk is proved by decoding over all data sets."""
+    stride = max(1, len(prompts) // count) if count else len(prompts) + 1
+    marked = set(range(0, len(prompts), stride)) if count else set()
+    return [replace(p, check_walk=i in marked) for i, p in enumerate(prompts)]
+
+
+def _prompt_ids(sample: Sample) -> tuple[int, ...]:
+    """The tokens before the first that the target generated."""
+    end = sample.loss_spans[0][0] if sample.loss_spans else len(sample.input_ids)
+    return tuple(sample.input_ids[:end])
+
+
+def _lot(seed: int, prompt_id: str) -> bytes:
+    return hashlib.sha256(f"{seed}/{prompt_id}".encode()).digest()
+
+
+def _fields(recipe: Recipe, drafter_digest: str, prompts: Sequence[Prompt]) -> Fields:
+    spec = read_spec(Path(recipe.target.path))
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(prompt.prompt_id.encode())
+        digest.update(msgspec.json.encode(prompt.input_ids))
+    return flatten(
+        {
+            "format": SCHEMA_VERSION,
+            "drafter": drafter_digest,
+            "target": spec.identity,
+            "dtype": recipe.target.dtype,
+            "prompts": digest.hexdigest()[:32],
+            "score": asdict(recipe.score),
+        }
+    )
+
+
+def _result(
+    recipe: Recipe, results: Sequence[PromptResult], fields: Fields
+) -> dict[str, Any]:
+    score = recipe.score
+    budgets = sorted({*score.budgets, *score.walk_budgets})
+    methods = [method_name(b) for b in (None, *budgets)]
+    # A walk budget that was decoded on a few prompts, to check it, is pooled as the walk.
+    walked = [_as_walk(r, decoded={CHAIN, *map(method_name, score.budgets)}) for r in results]
+    datasets = sorted({r.dataset for r in results})
+    costs = {name: cost(walked, name) for name in methods}
+    spec = read_spec(Path(recipe.target.path))
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "pooled": {name: asdict(acceptance(walked, name, seed=score.seed)) for name in methods},
+        "datasets": {
+            dataset: {
+                name: asdict(
+                    acceptance([r for r in walked if r.dataset == dataset], name, seed=score.seed)
+                )
+                for name in methods
+            }
+            for dataset in datasets
+        },
+        "plain": _plain(results),
+        "cost": {name: asdict(value) for name, value in costs.items() if value is not None},
+        "lossless": asdict(losslessness(results, recipe.target.dtype)),
+        "provenance": {
+            "target": spec.name,
+            "target_identity": spec.identity,
+            "drafter": fields["drafter"],
+            "template_args": recipe.corpus.template_args,
+            "temperature": 0.0,
+            "max_new_tokens": score.max_new_tokens,
+            "batch_size": 1,
+            "dtype": recipe.target.dtype,
+            "attention": "sdpa",
+            "device": recipe.target.device,
+            "processes": recipe.target.workers,
+            "threads_per_process": recipe.target.threads,
+            "seed": score.seed,
+            "prompts": len(results),
+            "prompts_digest": fields["prompts"],
+            "rounds_rule": "cut after an end token, whole at the token limit; bonus token counted",
+            "paceline": paceline.__version__,
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+            "machine": f"{platform.machine()} {platform.system()}",
+        },
+        "prompts": [msgspec.to_builtins(r) for r in results],
+    }
+
+
+def _as_walk(result: PromptResult, *, decoded: set[str]) -> PromptResult:
+    methods = {
+        name: method
+        if name in decoded or method.walk_rounds is None
+        else MethodResult(rounds=method.walk_rounds, how="walk")
+        for name, method in result.methods.items()
+    }
+    return replace(result, methods=methods)
+
+
+def _plain(results: Sequence[PromptResult]) -> dict[str, Any]:
+    steps = sum(r.plain_steps for r in results)
+    cpu = sum(r.plain_cpu_seconds.get("verify", 0.0) for r in results)
+    wall = sum(r.plain_wall_seconds for r in results)
+    return {
+        "tokens": steps,
+        "cpu_seconds_per_token": cpu / steps if steps else 0.0,
+        "wall_seconds_per_token": wall / steps if steps else 0.0,
+        "prefill_cpu_seconds": sum(r.plain_cpu_seconds.get("prefill", 0.0) for r in results),
+    }

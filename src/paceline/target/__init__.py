@@ -1,0 +1,1 @@
+"""The frozen LLM: what it is, its hidden states, its head."""

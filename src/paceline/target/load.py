@@ -1,0 +1,131 @@
+"""The frozen LLM in this process, through Transformers."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from paceline.durable.errors import DataError, TargetError
+from paceline.recipe.schema import TargetRecipe
+from paceline.target.capture import capture_states
+from paceline.target.head import TargetHead
+from paceline.target.spec import TargetSpec, read_spec
+from paceline.target.taps import check_taps
+from paceline.types import Features, TokenBatch
+
+
+class Target:
+    """A loaded target; its weights never change and never require a gradient."""
+
+    def __init__(self, *, spec: TargetSpec, model: PreTrainedModel, folder: Path) -> None:
+        """`model` is a causal LM of a supported family, in eval mode; `folder` its files."""
+        self.spec = spec
+        self.model = model
+        self.folder = folder
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The Transformers tokenizer. Raises TargetError where the folder has none."""
+        try:
+            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise TargetError(f"{self.folder}: no usable tokenizer ({error}).") from error
+
+    @cached_property
+    def head(self) -> TargetHead:
+        """Embedding, final norm and lm_head; shares the model's memory."""
+        return TargetHead(
+            embedding=_weight(self.model.get_input_embeddings()),
+            lm_head=_weight(self.model.get_output_embeddings()),
+            norm_weight=_weight(self.decoder.norm),
+            norm_kind=self.spec.norm,
+            eps=self.spec.rms_norm_eps,
+        )
+
+    @property
+    def decoder(self) -> PreTrainedModel:
+        """Embedding, layers and final norm, without lm_head."""
+        return self.model.base_model  # pyright: ignore[reportReturnType]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    def capture(self, batch: TokenBatch, taps: tuple[int, ...], *, last: bool = False) -> Features:
+        """Hidden states after the layers `taps`, and with `last` what lm_head multiplies.
+
+        One forward pass over the whole batch: bound its tokens before. The result is on the CPU
+        in the compute dtype; `Features.tokens` are the ids that were really processed. Layers
+        after the last one needed never run, and no logits are made. `taps` may be empty where
+        only `last` is wanted.
+
+        Raises RecipeError for impossible taps, DataError for a sample that the target cannot
+        process (no tokens, too long, an id beyond its vocabulary).
+        """
+        if taps or not last:
+            check_taps(taps, self.spec.num_layers)
+        self._check(batch)
+        layers: Any = self.decoder.layers
+        return capture_states(self.decoder, layers, batch, taps, last=last)
+
+    def _check(self, batch: TokenBatch) -> None:
+        if not len(batch):
+            raise ValueError("capture: the batch has no samples")
+        for sample, length in zip(batch.sample_ids, batch.lengths, strict=True):
+            if not 0 < length <= self.spec.max_position:
+                raise DataError(
+                    f"sample {sample}: {length} tokens; the target takes 1 to "
+                    f"{self.spec.max_position}. Lower corpus.max_length."
+                )
+        low, high = batch.input_ids.aminmax()
+        if low < 0 or high >= self.spec.vocab_size:
+            raise DataError(
+                f"token ids {int(low)} to {int(high)} in a batch of {batch.sample_ids[0]}; the "
+                f"target has rows 0 to {self.spec.vocab_size - 1}. The corpus was made with "
+                "another tokenizer."
+            )
+
+
+def load_target(recipe: TargetRecipe) -> Target:
+    """Load the model in eval mode, in the recipe's dtype, on its device, with SDPA attention.
+
+    Thread counts are the process's own business and are not touched. Raises TargetError where
+    the folder is incomplete (a tensor that is missing would silently start random), of an
+    unsupported family, or where the device is not there.
+    """
+    folder = Path(recipe.path)
+    spec = read_spec(folder)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, recipe.dtype),
+            attn_implementation="sdpa",
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise TargetError(f"{folder}: Transformers cannot load it ({error}).") from error
+    model, info = loaded
+    broken = sorted([*info["missing_keys"], *(str(k) for k in info["mismatched_keys"])])
+    if broken:
+        raise TargetError(
+            f"{folder}: {len(broken)} tensors are missing or of another shape, such as "
+            f"{broken[0]!r}. The folder is incomplete: fetch the target again."
+        )
+    try:
+        model = model.to(recipe.device)
+    except (RuntimeError, AssertionError) as error:
+        raise TargetError(f"target.device: {recipe.device!r} cannot be used ({error}).") from error
+    return Target(spec=spec, model=model.eval().requires_grad_(False), folder=folder)
+
+
+def _weight(module: nn.Module | torch.Tensor | None) -> torch.Tensor:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, torch.Tensor):
+        raise TargetError("the target's embedding, norm or lm_head has no weight of its own.")
+    return weight.detach()

@@ -1,0 +1,1 @@
+"""The drafter, trained on a channel of features."""

@@ -1,0 +1,87 @@
+"""Progress in tokens: a live bar on a terminal, a plain line every few seconds elsewhere."""
+
+import logging
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+_LOG = logging.getLogger(__name__)
+_LINE_EVERY = 15.0
+"""Seconds between two plain lines."""
+
+
+def seconds_text(seconds: float) -> str:
+    """`1:02:03` or `02:03`."""
+    whole = int(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes:02d}:{whole % 60:02d}"
+
+
+class TokenProgress:
+    """Shows done and all tokens, tokens per second and the time left, measured in tokens."""
+
+    def __init__(self, title: str, total: int, *, done: int = 0) -> None:
+        self._title, self._total, self._done = title, max(total, 1), done
+        self._first = done
+        self._start = self._last_line = time.monotonic()
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        if sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(title, total=self._total, completed=done, note="")
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second since the start."""
+        return (self._done - self._first) / max(time.monotonic() - self._start, 1e-9)
+
+    @property
+    def eta(self) -> float:
+        """Seconds left at that rate; 0 before there is one."""
+        return (self._total - self._done) / self.rate if self.rate > 0 else 0.0
+
+    def update(self, done: int, note: str = "") -> None:
+        """Tell how many tokens are done; `note` stands beside the rate."""
+        self._done = done
+        if self._bar is not None:
+            text = f"{self.rate:,.0f} tokens/s {note}"
+            self._bar.update(self._task, completed=done, note=text)
+            return
+        now = time.monotonic()
+        if now - self._last_line >= _LINE_EVERY:
+            self._last_line = now
+            _LOG.info(
+                "%s: %s of %s tokens (%.0f %%), %s tokens/s, %s left %s",
+                self._title,
+                f"{done:,}",
+                f"{self._total:,}",
+                100 * done / self._total,
+                f"{self.rate:,.0f}",
+                seconds_text(self.eta),
+                note,
+            )
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

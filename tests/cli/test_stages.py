@@ -1,0 +1,215 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fixtures_chatml import save_tokenizer
+from paceline.cli.main import main
+from paceline.cli.terminal import duration
+from paceline.durable.errors import UserError
+from paceline.pipeline import STAGES, run_stage
+from paceline.recipe.fingerprint import flatten
+from paceline.recipe.load import load_recipe
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import Recipe
+from paceline.recipe.stage import Report, StageRecord
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory) -> Path:
+    folder = save_tokenizer(tmp_path_factory.mktemp("target"))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch, tokenizer_folder) -> Path:
+    """A folder with a target, data and a recipe that names them relatively."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tokenizer_folder, tmp_path / "target")
+    rows = [
+        {"messages": [{"role": "user", "content": f"question {n}"},
+                      {"role": "assistant", "content": f"answer {n}"}]}
+        for n in range(40)
+    ]  # fmt: skip
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "recipe.yaml").write_text(
+        "name: demo\ntarget: {path: target}\n"
+        "corpus: {sources: [{path: data.jsonl}], validation_fraction: 0.2}\n"
+    )
+    return tmp_path
+
+
+def small_stage(name: str, recipe: Recipe, run_dir: RunDir) -> Report:
+    """A stage with a real record and real files, and no model: fields are its recipe's section."""
+    section = {"prepare": "corpus"}.get(name, name)
+    record = StageRecord(run_dir.root / name, name, flatten(getattr(recipe, section)))
+    if record.is_done():
+        return Report(stage=name, skipped=True)
+    record.begin()
+    output = run_dir.root / name / "output"
+    output.write_text(name)
+    record.finish([output], {})
+    return Report(stage=name, lines=(f"{name} did its work [1, 2].",))
+
+
+@pytest.fixture
+def small_stages(monkeypatch):
+    monkeypatch.setattr("paceline.cli.stages.run_stage", small_stage)
+
+
+def test_prepare_runs_for_real_and_once(project, capsys):
+    assert main(["prepare", "recipe.yaml"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("== prepare\n")
+    prepared = RunDir(project / "runs" / "demo").prepared
+    written = prepared.stat().st_mtime_ns
+    assert main(["prepare", "recipe.yaml"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert prepared.stat().st_mtime_ns == written
+
+
+def test_prepare_can_show_a_sample_with_its_mask(project, capsys):
+    arguments = ["prepare", "recipe.yaml", "--preview", "--run"]
+    assert main([*arguments, "bare"]) == 0
+    shown = capsys.readouterr().out
+    assert "<|im_start|>user\nquestion " in shown
+    assert "⟦" not in shown
+    assert shown.endswith("the answers come with `paceline regenerate`.\n")
+
+    assert main([*arguments, "here", "--set", "regenerate.enabled=false"]) == 0
+    shown = capsys.readouterr().out
+    assert "<|im_start|>user\nquestion " in shown
+    assert "<|im_start|>assistant\n⟦answer " in shown
+    assert "<|im_end|>⟧" in shown
+
+
+def test_the_run_directory_keeps_the_resolved_recipe(project):
+    assert main(["prepare", "recipe.yaml", "--run", "here", "--set", "train.epochs=2"]) == 0
+    kept = load_recipe(project / "here" / "recipe.yaml")
+    assert kept == load_recipe(project / "recipe.yaml", ["train.epochs=2"])
+    assert f"path: {project}/target\n" in (project / "here" / "recipe.yaml").read_text()
+
+
+def test_a_run_goes_on_with_its_own_recipe_from_any_folder(
+    project, tmp_path_factory, monkeypatch, capsys
+):
+    assert main(["prepare", "recipe.yaml", "--run", "here"]) == 0
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert main(["prepare", "--run", str(project / "here")]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_changed_recipe_is_refused_with_the_difference_and_the_old_one_stays(project, capsys):
+    assert main(["prepare", "recipe.yaml", "--run", "here"]) == 0
+    kept = (project / "here" / "recipe.yaml").read_bytes()
+    assert main(["prepare", "recipe.yaml", "--run", "here", "--set", "corpus.seed=5"]) == 2
+    assert "corpus.seed: 0 -> 5" in capsys.readouterr().err
+    assert (project / "here" / "recipe.yaml").read_bytes() == kept
+
+
+def test_a_change_that_no_finished_stage_minds_is_kept_after_success(project, small_stages):
+    assert main(["prepare", "recipe.yaml", "--run", "here"]) == 0
+    assert main(["train", "--run", "here", "--set", "train.epochs=2"]) == 0
+    assert load_recipe(project / "here" / "recipe.yaml").train.epochs == 2
+    assert main(["run", "recipe.yaml", "--run", "here"]) == 2, "train was made with 2 epochs"
+    assert load_recipe(project / "here" / "recipe.yaml").train.epochs == 2
+
+
+def test_run_does_all_stages_in_order_and_then_has_nothing_to_do(project, small_stages, capsys):
+    assert main(["run", "recipe.yaml"]) == 0
+    shown = capsys.readouterr().out
+    names = [name for name, _ in STAGES]
+    assert [line for line in shown.splitlines() if line.startswith("== ")] == [
+        *(f"== {name}" for name in names),
+        "== finished",
+    ]
+    assert "train did its work [1, 2].\n" in shown
+    assert "note: corpus.sources: none has `split: heldout`" in shown
+    assert shown.endswith("Results: runs/demo/score\n")
+
+    assert main(["run", "recipe.yaml"]) == 0
+    again = capsys.readouterr().out
+    for name in names:
+        assert f"nothing to do: {name} is complete" in again
+
+
+def test_a_damaged_output_is_made_again(project, small_stages, capsys):
+    assert main(["extract", "recipe.yaml"]) == 0
+    (project / "runs/demo/extract/output").write_text("torn")
+    assert main(["extract", "recipe.yaml"]) == 0
+    assert "extract did its work" in capsys.readouterr().out.partition("== extract")[2]
+    assert (project / "runs/demo/extract/output").read_text() == "extract"
+
+
+def test_what_could_not_be_done_is_named_and_makes_the_exit_code_1(project, monkeypatch, capsys):
+    ran = []
+
+    def stage(name: str, recipe: Recipe, run_dir: RunDir) -> Report:
+        ran.append(name)
+        undone = ("unit 3 failed three times.",) if name == "extract" else ()
+        return Report(stage=name, undone=undone)
+
+    monkeypatch.setattr("paceline.cli.stages.run_stage", stage)
+    assert main(["run", "recipe.yaml"]) == 1
+    shown = capsys.readouterr().out
+    assert "not done: extract: unit 3 failed three times.\n" in shown
+    assert "== finished, with parts not done\n" in shown
+    assert ran == [name for name, _ in STAGES]
+
+
+def test_a_stage_that_fails_ends_the_run(project, monkeypatch, capsys):
+    def stage(name: str, recipe: Recipe, run_dir: RunDir) -> Report:
+        if name == "extract":
+            raise UserError("no room.")
+        return Report(stage=name)
+
+    monkeypatch.setattr("paceline.cli.stages.run_stage", stage)
+    assert main(["run", "recipe.yaml"]) == 2
+    out, err = capsys.readouterr()
+    assert err == "error: no room.\n"
+    assert "== train" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train"], "no recipe. Give one (`paceline train recipe.yaml`)"),
+        (["train", "--run", "none"], "none has no recipe.yaml yet"),
+        (["train", "absent.yaml"], "absent.yaml: no such recipe"),
+        (["train", "target"], "target: a folder, not a recipe"),
+        (
+            ["train", "recipe.yaml", "--run", "data.jsonl"],
+            "data.jsonl: cannot be the run directory",
+        ),
+        (["train", "recipe.yaml", "--set", "target.path=trget"], "Did you mean "),
+        (
+            ["train", "recipe.yaml", "--set", "train.epochs=0", "--set", "train.gamma=0"],
+            "2 problems",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(project, capsys, arguments, expected):
+    assert main(arguments) == 2
+    assert expected in capsys.readouterr().err
+    assert not (project / "runs").exists()
+
+
+def test_stages_are_real_modules_by_name():
+    with pytest.raises(UserError, match=r"no stage 'trian'\. Stages: prepare, regenerate, extract"):
+        run_stage("trian", Recipe(), RunDir(Path("x")))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (59.9, "59.9 s"),
+        (60, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (7800, "2 h 10 min"),
+    ],
+)
+def test_durations_are_readable(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,34 @@
+import os
+import subprocess
+import sys
+
+from paceline.durable.checksum import crc64, crc64_combine, crc64_file
+from paceline.durable.fs import REAL_FS, atomic_file, remove_dead_partials
+
+
+def test_crc64_is_the_one_that_object_stores_compute(tmp_path):
+    assert crc64(b"123456789") == 0xAE8B14860A799888
+    file = tmp_path / "x"
+    file.write_bytes(b"123456789")
+    assert crc64_file(file) == crc64(b"6789", crc64(b"12345"))
+    assert crc64_combine(crc64(b"12345"), crc64(b"6789"), 4) == crc64_file(file)
+
+
+def test_partials_of_dead_processes_are_removed_and_those_of_living_ones_kept(tmp_path):
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    (tmp_path / f"a.{int(dead.stdout)}.partial").touch()
+    (tmp_path / f"b.{os.getpid()}.partial").touch()
+    (tmp_path / "somebody.partial").touch()
+    assert remove_dead_partials(tmp_path) == [f"a.{int(dead.stdout)}.partial"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        f"b.{os.getpid()}.partial", "somebody.partial",
+    ]  # fmt: skip
+
+
+def test_two_processes_never_share_a_partial(tmp_path):
+    with atomic_file(tmp_path / "x") as file:
+        assert str(os.getpid()) in file.name
+        REAL_FS.write(file, b"1")
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]

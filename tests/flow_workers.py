@@ -1,0 +1,80 @@
+"""Setup functions of worker processes; a module of its own because workers import it by name."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.durable.errors import DataError
+from paceline.flow.launch import map_items
+
+
+def squares(offset: int) -> Callable[[int], tuple[int, int]]:
+    pid = os.getpid()
+    return lambda item: (item * item + offset, pid)
+
+
+def facts(_: None) -> Callable[[int], dict[str, Any]]:
+    import torch
+
+    return lambda _: {
+        "pid": os.getpid(),
+        "threads": torch.get_num_threads(),
+        "wait": os.environ.get("OMP_WAIT_POLICY"),
+        "omp": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def logged(folder: Path) -> Callable[[int], int]:
+    """Handlers that write down which item they got and when."""
+
+    def handle(item: int) -> int:
+        (folder / f"{time.monotonic_ns()}-{item}").touch()
+        time.sleep(0.3 if item == 0 else 0.01)
+        return item
+
+    return handle
+
+
+def troubled(how: str) -> Callable[[int], Any]:
+    """Item 3 goes wrong; the others sleep for an hour, so only being ended lets them go."""
+    if how == "setup":
+        raise ValueError("no such model")
+
+    def handle(item: int) -> Any:
+        if item != 3:
+            if item > 3:
+                time.sleep(3600)
+            return item
+        if how == "raise":
+            raise ValueError("item 3 is bad")
+        if how == "own":
+            raise DataError("corpus.jsonl, line 3: no messages")
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            os._exit(17)
+        if how == "unpicklable":
+            return lambda: None
+        return item
+
+    return handle
+
+
+def sleeping(folder: Path) -> Callable[[int], int]:
+    (folder / f"pid-{os.getpid()}").touch()
+
+    def handle(item: int) -> int:
+        time.sleep(3600)
+        return item
+
+    return handle
+
+
+if __name__ == "__main__":
+    map_items(
+        sleeping, Path(sys.argv[1]), range(4), workers=2, threads=1, on_result=lambda _, __: None
+    )

@@ -1,0 +1,120 @@
+import dataclasses
+import typing
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.recipe import schema
+from paceline.recipe.convert import known_keys
+from paceline.recipe.load import load_recipe, resolve_paths
+from paceline.recipe.schema import CorpusRecipe, Recipe, SourceRecipe
+from paceline.recipe.write import field_docs, recipe_yaml, template, write_recipe
+
+SECTIONS = [
+    kind
+    for kind in vars(schema).values()
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+]
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+template_args = st.dictionaries(
+    st.text(),
+    st.recursive(
+        scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5
+    ),
+    max_size=3,
+)
+st.register_type_strategy(float, st.floats(allow_nan=False))
+paths = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).map(
+    "/d/{}".format
+)
+sources = st.builds(SourceRecipe, path=paths, name=..., split=..., limit=...)
+corpora = st.builds(
+    CorpusRecipe,
+    sources=st.lists(sources, max_size=3).map(tuple),
+    max_length=...,
+    min_loss_tokens=...,
+    validation_fraction=...,
+    leading_assistant=...,
+    last_turn_only=...,
+    template_args=template_args,
+    strict=...,
+    seed=...,
+)
+recipes = st.builds(
+    Recipe,
+    name=...,
+    target=...,
+    corpus=corpora,
+    regenerate=...,
+    extract=...,
+    drafter=...,
+    train=...,
+    score=...,
+)
+
+
+@settings(deadline=None, max_examples=20)
+@given(recipes)
+def test_a_written_recipe_reads_back_equal(tmp_path_factory, recipe):
+    path = tmp_path_factory.getbasetemp() / "written.yaml"
+    write_recipe(recipe, path)
+    assert load_recipe(path) == resolve_paths(recipe)
+    assert recipe_yaml(load_recipe(path)) == path.read_text(encoding="utf-8")
+
+
+@settings(deadline=None, max_examples=20)
+@given(recipes)
+def test_a_template_reads_back_equal(tmp_path_factory, recipe):
+    path = tmp_path_factory.getbasetemp() / "template.yaml"
+    path.write_bytes(template(recipe).encode())
+    assert load_recipe(path) == resolve_paths(recipe)
+
+
+def test_a_written_recipe_has_absolute_paths_and_every_key(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = Recipe(corpus=CorpusRecipe(sources=(SourceRecipe(path="data/a.jsonl"),)))
+    write_recipe(recipe, Path("recipe.yaml"))
+    text = (tmp_path / "recipe.yaml").read_text()
+    assert f"path: {tmp_path}/data/a.jsonl" in text
+    names = {key.rpartition(".")[2] for key in known_keys()}
+    assert {line.strip("- ").partition(":")[0] for line in text.splitlines()} >= names
+
+
+def test_a_failed_write_leaves_the_old_recipe(tmp_path, monkeypatch):
+    path = tmp_path / "recipe.yaml"
+    write_recipe(Recipe(name="old"), path)
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        write_recipe(Recipe(name="new"), path)
+    assert load_recipe(path).name == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+@pytest.mark.parametrize("kind", SECTIONS, ids=lambda kind: kind.__name__)
+def test_every_field_of_the_schema_has_a_doc(kind):
+    docs = field_docs(kind)
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(typing.get_type_hints(kind)[field.name]):
+            continue
+        assert docs.get(field.name, "").endswith("."), f"{kind.__name__}.{field.name}"
+    assert kind.__doc__
+    assert not kind.__doc__.startswith(f"{kind.__name__}(")
+
+
+def test_the_template_has_each_doc_above_its_key():
+    recipe = Recipe(corpus=CorpusRecipe(sources=(SourceRecipe(path="a"), SourceRecipe(path="b"))))
+    text = template(recipe)
+    lines = text.splitlines()
+    place = lines.index("  warmup_ratio: 0.04")
+    assert lines[place - 1] == "  # Share of the steps over which the rate rises."
+    assert lines[lines.index("train:") - 1] == "# The training of the drafter."
+    assert text.count("# Read at most this many rows.") == 1
+    assert max(map(len, lines)) <= 100
+    assert "\n\n\n" not in text

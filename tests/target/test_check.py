@@ -1,0 +1,67 @@
+import pytest
+import torch
+
+from paceline.durable.errors import TargetError
+from paceline.recipe.schema import TargetRecipe
+from paceline.target.check import self_check
+from paceline.target.load import Target, load_target
+from paceline.types import Features
+from token_batches import random_batch
+
+KINDS = ["llama", "qwen2", "qwen3", "qwen3_5", "qwen3_next"]
+BATCH = random_batch([30, 100, 12, 25, 40])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_passes(kind, dtype, tiny_folder):
+    target = load_target(TargetRecipe(path=str(tiny_folder(kind)), dtype=dtype))
+    self_check(target, BATCH, (1, 3, 4))
+
+
+class Sabotaged(Target):
+    """A target whose capture is wrong in one way."""
+
+    def __init__(self, whole, change):
+        super().__init__(spec=whole.spec, model=whole.model, folder=whole.folder)
+        self._change = change
+
+    def capture(self, batch, taps, *, last=False):
+        features = super().capture(batch, taps, last=last)
+        return self._change(features, super().capture)
+
+
+def shifted_layers(features, capture):
+    other = capture(features.tokens, tuple(t - 1 for t in features.layer_ids), last=True)
+    return Features(features.tokens, other.taps, features.last, features.layer_ids)
+
+
+def un_normed_last(features, capture):
+    return Features(features.tokens, features.taps, features.taps[:, -1], features.layer_ids)
+
+
+def not_a_number(features, capture):
+    taps = features.taps.clone()
+    taps[7, 1, 3] = torch.nan
+    return Features(features.tokens, taps, features.last, features.layer_ids)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (shifted_layers, "sample s0, tap 1"),
+        (un_normed_last, "sample s0, last hidden state"),
+        (not_a_number, "sample s0, tap 3, token 7"),
+    ],
+)
+def test_pitfalls_07_and_08_a_wrong_capture_is_named(change, message, tiny_target):
+    with pytest.raises(TargetError, match=message):
+        self_check(Sabotaged(tiny_target("llama"), change), BATCH, (1, 3, 4))
+
+
+def test_an_lm_head_that_is_not_the_models_is_named(tiny_target):
+    target = tiny_target("llama")
+    head = target.head
+    object.__setattr__(head, "lm_head", head.lm_head.roll(1, 0))
+    with pytest.raises(TargetError, match=r"lm_head\(last\) prefers"):
+        self_check(target, BATCH, (1, 3))
