@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tiny_models import tiny_model
 
 from paceline.drafter.build import drafter_config, new_drafter
 from paceline.drafter.dflash import DFlash, Document
 from paceline.recipe.schema import DrafterRecipe, TargetRecipe
 from paceline.target.load import Target, load_target
 from paceline.types import Features, TokenBatch
+from tiny_models import tiny_model
 
 TAPS = (1, 2, 3)
 MASK = 300
@@ -80,6 +80,4 @@ def run_blocks(
     ids[:, 0] = doc.ids[where]
     document = Document(rows=slice(0, taps.shape[0]), blocks=slice(0, len(anchors)))
     with torch.no_grad():
-        return drafter(
-            target.head.embed(ids), where, taps, torch.arange(taps.shape[0]), [document]
-        )
+        return drafter(target.head.embed(ids), where, taps, torch.arange(taps.shape[0]), [document])

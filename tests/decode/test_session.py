@@ -4,8 +4,8 @@ import random
 
 import pytest
 import torch
-from drafting import TAPS, capture, load_tiny_target
 
+from drafting import TAPS, capture, load_tiny_target
 from paceline.decode.session import TargetSession
 from paceline.durable.errors import TargetError
 from paceline.types.tree import DraftTree

@@ -4,8 +4,8 @@ import random
 
 import pytest
 import torch
-from drafting import load_tiny_target, tiny_drafter
 
+from drafting import load_tiny_target, tiny_drafter
 from paceline.decode import speculate
 from paceline.decode.simulate import accepted_depths, method_name, walk_rounds
 from paceline.decode.speculate import decode_plain, decode_speculative
@@ -24,9 +24,7 @@ def drafter(target):
 
 
 def plain(target, drafter, prompt, limit, eos=frozenset()):
-    return decode_plain(
-        target, prompt, taps=drafter.config.taps, max_new_tokens=limit, eos_ids=eos
-    )
+    return decode_plain(target, prompt, taps=drafter.config.taps, max_new_tokens=limit, eos_ids=eos)
 
 
 @pytest.mark.parametrize("budget", [None, 1, 4, 16, 64])

@@ -2,15 +2,15 @@ import dataclasses
 
 import pytest
 import torch
-from drafting import load_tiny_target, tiny_drafter
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import tiny_model
 
+from drafting import load_tiny_target, tiny_drafter
 from paceline.drafter.build import choose_mask_token
 from paceline.drafter.checkpoint import load_drafter, save_drafter
 from paceline.durable.errors import RecipeError, ShardDamaged
 from paceline.target.spec import read_spec
+from tiny_models import tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_pitfall_21_the_mask_token_is_never_pad_end_or_a_token_that_occurs(spec,
 
 @pytest.mark.parametrize("asked", [257, 5, 320, -1])
 def test_pitfall_21_an_impossible_mask_token_is_refused(spec, asked):
-    with pytest.raises(RecipeError, match="drafter.mask_token_id"):
+    with pytest.raises(RecipeError, match=r"drafter\.mask_token_id"):
         choose_mask_token(asked, spec, special_ids=(), used={5})
 
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from drafting import MASK, Doc, load_tiny_target, make_doc, run_blocks, tiny_drafter
 from torch.nn import functional as F
 
+from drafting import MASK, Doc, load_tiny_target, make_doc, run_blocks, tiny_drafter
 from paceline.drafter.attention import block_attention
 from paceline.drafter.dflash import Document
 from paceline.drafter.session import DraftSession

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from fixtures_chatml import byte_chatml
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from fixtures_chatml import byte_chatml
 from paceline.objective.blocks import (
     block_targets,
     decay_weights,
@@ -74,9 +74,7 @@ def test_anchors_are_drawn_uniformly():
 
 def test_position_weights():
     weights = decay_weights(5, gamma=4.0)
-    torch.testing.assert_close(
-        weights, torch.tensor([1.0, 0.77880078, 0.60653066, 0.47236655])
-    )
+    torch.testing.assert_close(weights, torch.tensor([1.0, 0.77880078, 0.60653066, 0.47236655]))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])

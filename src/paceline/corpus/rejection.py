@@ -3,7 +3,7 @@
 from paceline.durable.errors import DataError
 
 
-class RowRejected(DataError):  # noqa: N818 - like the rest of the error tree, named by event
+class RowRejected(DataError):
     """One row cannot be used; the stage writes it to the quarantine and goes on."""
 
     def __init__(self, reason: str, detail: str = "") -> None:

@@ -17,6 +17,7 @@ def top_log_probs(logits: torch.Tensor, width: int) -> tuple[list[list[int]], li
 
     Returns:
         Tokens and log-probabilities [D][width], falling; equal ones by token id.
+
     """
     normaliser = logits.logsumexp(dim=-1, keepdim=True)
     values, ids = logits.topk(min(width, logits.shape[-1]), dim=-1)
@@ -42,6 +43,7 @@ def build_tree(
         tokens: [D][K] tokens of each depth by falling probability.
         log_probs: [D][K] their log-probabilities.
         budget: nodes without the root, at least 1.
+
     """
     if budget < 1:
         raise ValueError(f"a draft tree needs a budget of 1 or more, not {budget}")

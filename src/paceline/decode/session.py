@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -103,11 +104,11 @@ class TargetSession:
     @contextmanager
     def _captured(self) -> Iterator[dict[int, torch.Tensor]]:
         captured: dict[int, torch.Tensor] = {}
-        layers = self._target.decoder.layers
+        layers: Any = self._target.decoder.layers
 
-        def keep(layer_id: int):  # noqa: ANN202
+        def keep(layer_id: int):
             def hook(_module: object, _inputs: object, output: object) -> None:
-                hidden = output[0] if isinstance(output, tuple) else output
+                hidden: Any = output[0] if isinstance(output, tuple) else output
                 captured[layer_id] = hidden[0]
 
             return hook

@@ -46,6 +46,7 @@ def accepted_depths(
 
     Returns:
         Method name to A depths.
+
     """
     block = drafter.config.block_size
     found: dict[str, list[int]] = {method_name(b): [] for b in (None, *budgets)}
@@ -84,6 +85,7 @@ def walk_rounds(depths: Sequence[int], *, stop: int, ended: bool) -> tuple[int, 
 
     Returns:
         Tokens committed by each round, as in `Decoded.rounds`.
+
     """
     rounds, anchor = [], 0
     while anchor + 1 < stop:

@@ -27,7 +27,7 @@ class Accepted:
 
 
 def ancestor_mask(tree: DraftTree) -> torch.Tensor:
-    """bool [n, n]: row i sees column j iff j is i or an ancestor of i."""
+    """Bool [n, n]: row i sees column j iff j is i or an ancestor of i."""
     size = len(tree)
     visible = torch.zeros(size, size, dtype=torch.bool)
     for node, parent in enumerate(tree.parents):
@@ -45,6 +45,7 @@ def walk(tree: DraftTree, choices: list[int]) -> Accepted:
         choices: for each node the token that the target puts after it (its argmax, or a sample
             drawn independently of the tree). Every emitted token is one of these, which is why
             the output is the target's whatever the drafter proposed.
+
     """
     children = tree.children
     node, path, tokens = 0, [0], []

@@ -27,6 +27,7 @@ def block_attention(
 
     Returns:
         [A, B, heads, D].
+
     """
     num_blocks, block, heads, dim = q.shape
     kv_heads = k_block.shape[2]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paceline.drafter.config import DrafterConfig
-from paceline.drafter.dflash import DFlash
+from paceline.drafter.dflash import DFlash, DFlashAttention
 from paceline.durable.errors import RecipeError
 from paceline.recipe.schema import DrafterRecipe
 from paceline.target.families import LayerKind, NormKind
@@ -71,6 +71,7 @@ def choose_mask_token(
 
     Raises:
         RecipeError: the asked id breaks the rule, or no row is free.
+
     """
     reserved = {*spec.eos_token_ids, spec.pad_token_id, spec.bos_token_id}
 
@@ -121,7 +122,7 @@ def _copy_last_layers(drafter: DFlash, spec: TargetSpec, reader: TensorReader) -
     shift = 1.0 if spec.norm is NormKind.ONE_PLUS_WEIGHT else 0.0
     with torch.no_grad():
         input_norms = []
-        for layer, source in zip(drafter.layers, sources, strict=False):
+        for layer, source in zip(drafter.blocks, sources, strict=False):
             tensors = reader.layer(source)
             for name, parameter in layer.named_parameters():
                 value = tensors.get(name)
@@ -139,7 +140,7 @@ def _copy_last_layers(drafter: DFlash, spec: TargetSpec, reader: TensorReader) -
         drafter.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
 
 
-def _match_scale(attention: nn.Module, kind: str, norm: torch.Tensor) -> None:
+def _match_scale(attention: DFlashAttention, kind: str, norm: torch.Tensor) -> None:
     """Give a head norm that the target lacks the size its queries or keys have anyway.
 
     For inputs of unit size the root mean square of a projection is that of its rows' norms.

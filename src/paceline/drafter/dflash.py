@@ -46,6 +46,11 @@ class DFlash(nn.Module):
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.rope = Rope(config)
 
+    @property
+    def blocks(self) -> list["DFlashLayer"]:
+        """The decoder layers, typed."""
+        return [layer for layer in self.layers if isinstance(layer, DFlashLayer)]
+
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """Context vectors [T, H] of taps [T, L, H]: one projection and one norm for all layers."""
         return self.hidden_norm(self.fc(taps.flatten(1)))
@@ -69,6 +74,7 @@ class DFlash(nn.Module):
 
         Returns:
             [A, B - 1, H] for slots 1..B-1; slot k predicts the token at position anchor + k.
+
         """
         contexts = self.contexts(taps, positions)
         return self.draft(embeddings, anchors, contexts, documents)
@@ -77,7 +83,7 @@ class DFlash(nn.Module):
         """Each layer's keys and values of taps [T, L, H] at positions int64 [T]."""
         fused = self.fuse(taps)
         tables = self.rope.tables(positions)
-        return [layer.self_attn.project(fused, tables) for layer in self.layers]
+        return [layer.self_attn.project(fused, tables) for layer in self.blocks]
 
     def draft(
         self,
@@ -90,7 +96,7 @@ class DFlash(nn.Module):
         slots = torch.arange(embeddings.shape[1], device=anchors.device)
         tables = self.rope.tables(anchors[:, None] + slots)
         x = embeddings
-        for layer, context in zip(self.layers, contexts, strict=True):
+        for layer, context in zip(self.blocks, contexts, strict=True):
             x = layer(x, tables, context, anchors, documents)
         return self.norm(x[:, 1:])
 

@@ -1,5 +1,7 @@
 """Rotary position embedding in the target's own kind (default, llama3, yarn, ...)."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import PretrainedConfig
@@ -19,7 +21,7 @@ class Rope(nn.Module):
         self.register_buffer("inverse_frequencies", inverse, persistent=False)
 
     def tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, fp32 [..., 1, head_dim], for positions [...]; one table for all heads."""
+        """Cos and sin, fp32 [..., 1, head_dim], for positions [...]; one table for all heads."""
         angles = positions[..., None].float() * self.inverse_frequencies
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(-2)
         return angles.cos() * self._scale, angles.sin() * self._scale
@@ -38,12 +40,13 @@ def _frequencies(config: DrafterConfig) -> tuple[torch.Tensor, float]:
     if kind == "default":
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
         return 1.0 / (float(config.rope["rope_theta"]) ** exponents), 1.0
-    described = PretrainedConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position,
-        rope_parameters=dict(config.rope),
-    )
-    inverse, scale = ROPE_INIT_FUNCTIONS[kind](described, torch.device("cpu"))
+    described: dict[str, Any] = {
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position,
+        "rope_parameters": dict(config.rope),
+    }
+    initialise = ROPE_INIT_FUNCTIONS[kind]
+    inverse, scale = initialise(PretrainedConfig(**described), torch.device("cpu"))
     return inverse.float(), float(scale)

@@ -36,7 +36,9 @@ class DraftSession:
         else:
             self._contexts = [
                 (torch.cat((keys, more_keys)), torch.cat((values, more_values)))
-                for (keys, values), (more_keys, more_values) in zip(self._contexts, new, strict=True)
+                for (keys, values), (more_keys, more_values) in zip(
+                    self._contexts, new, strict=True
+                )
             ]
 
     def slot_logits(self, anchor_token: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ def valid_anchors(loss_mask: torch.Tensor) -> torch.Tensor:
 
     Args:
         loss_mask: bool [S].
+
     """
     if loss_mask.numel() < 2:
         return torch.empty(0, dtype=torch.int64)
@@ -50,6 +51,7 @@ def block_targets(
 
     Returns:
         int64 [A, B - 1] and bool [A, B - 1], for slots 1..B-1.
+
     """
     positions = anchors[:, None] + torch.arange(1, block_size, device=anchors.device)
     inside = positions < input_ids.numel()

@@ -38,6 +38,7 @@ def cross_entropy(
 
     Returns:
         The fp32 scalar sum(weights * nll), and the rows' own losses.
+
     """
     total, nll, hit = _HeadCrossEntropy.apply(hidden, lm_head, labels, weights, chunk)
     return total, RowLosses(nll=nll, hit=hit)
@@ -45,7 +46,7 @@ def cross_entropy(
 
 class _HeadCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, lm_head, labels, weights, chunk):  # noqa: ANN001, ANN205
+    def forward(ctx, hidden, lm_head, labels, weights, chunk):
         rows = hidden.shape[0]
         nll = torch.empty(rows, dtype=torch.float32, device=hidden.device)
         hit = torch.empty(rows, dtype=torch.bool, device=hidden.device)
@@ -71,6 +72,6 @@ class _HeadCrossEntropy(torch.autograd.Function):
         return (weights * nll).sum(), nll, hit
 
     @staticmethod
-    def backward(ctx, grad_total, *_):  # noqa: ANN001, ANN002, ANN205
+    def backward(ctx, grad_total, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
         (gradient,) = ctx.saved_tensors
         return gradient * grad_total, None, None, None, None

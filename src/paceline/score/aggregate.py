@@ -158,5 +158,3 @@ def _interval(tokens: np.ndarray, counts: np.ndarray, seed: int) -> tuple[float,
 
 def _ratio(above: float, below: float) -> float:
     return float(above / below) if below else 0.0
-
-

@@ -193,9 +193,7 @@ def _fields(recipe: Recipe, drafter_digest: str, prompts: Sequence[Prompt]) -> F
     )
 
 
-def _result(
-    recipe: Recipe, results: Sequence[PromptResult], fields: Fields
-) -> dict[str, Any]:
+def _result(recipe: Recipe, results: Sequence[PromptResult], fields: Fields) -> dict[str, Any]:
     score = recipe.score
     budgets = sorted({*score.budgets, *score.walk_budgets})
     methods = [method_name(b) for b in (None, *budgets)]

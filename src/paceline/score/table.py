@@ -16,7 +16,7 @@ def result_lines(result: dict[str, Any]) -> tuple[str, ...]:
     if result["cost"]:
         console.print(_cost_table(result))
     lines = [line.rstrip() for line in console.export_text().splitlines()]
-    return tuple([*lines, *_sentences(result)])
+    return (*lines, *_sentences(result))
 
 
 def _tau_table(result: dict[str, Any]) -> Table:
@@ -69,22 +69,25 @@ def _cost_table(result: dict[str, Any]) -> Table:
 
 def _sentences(result: dict[str, Any]) -> list[str]:
     lossless, plain, origin = result["lossless"], result["plain"], result["provenance"]
+    milliseconds = plain["cpu_seconds_per_token"] * 1000
+    processes = f"{origin['processes']} process(es) of {origin['threads_per_process']} thread(s)"
+    identical = f"{lossless['identical']} of {lossless['checked']}"
+    others = (
+        f"{lossless['near_ties']} differ at a near tie, {len(lossless['violations'])} otherwise"
+    )
+    walked = f"{lossless['walk_equal']} of {lossless['walk_checked']}"
     sentences = [
-        f"{origin['prompts']} prompts, {origin['max_new_tokens']} new tokens each, greedy, "
-        f"{origin['dtype']}, batch 1, target {origin['target']}",
-        f"plain decoding: {plain['cpu_seconds_per_token'] * 1000:.1f} ms CPU per token in the "
-        f"same loop, {origin['processes']} process(es) of {origin['threads_per_process']} thread(s)",
-        f"lossless: {lossless['identical']} of {lossless['checked']} speculative answers are the "
-        f"plain answer token for token, {lossless['near_ties']} differ at a near tie, "
-        f"{len(lossless['violations'])} otherwise",
-        f"walk: {lossless['walk_equal']} of {lossless['walk_checked']} decoded answers have "
-        "exactly the rounds that the walk computes",
+        (
+            f"{origin['prompts']} prompts, {origin['max_new_tokens']} new tokens each, greedy, "
+            f"{origin['dtype']}, batch 1, target {origin['target']}"
+        ),
+        f"plain decoding: {milliseconds:.1f} ms CPU per token in the same loop, {processes}",
+        f"lossless: {identical} speculative answers are the plain answer token for token, {others}",
+        f"walk: {walked} decoded answers have exactly the rounds that the walk computes",
     ]
     if any(cost["speedup_wall"] < 1.0 for cost in result["cost"].values()):
         sentences.append(
             "Speculation that loses time here does so because a verification costs several plain "
-            "steps on this machine; the last columns tell what the same τ gives where it costs less."
+            "steps on this machine; the last columns say what the same τ gives where it is cheaper."
         )
     return sentences
-
-

@@ -10,7 +10,7 @@ from torch import nn
 from paceline.types import Features, TokenBatch
 
 
-class _AllCaptured(Exception):  # noqa: N818 - a signal, not an error
+class _AllCaptured(Exception):
     """Leaves the forward pass after the last layer that is needed."""
 
 

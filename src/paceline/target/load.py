@@ -1,5 +1,7 @@
 """The frozen LLM in this process, through Transformers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from paceline.durable.errors import DataError, TargetError
 from paceline.recipe.schema import TargetRecipe
@@ -101,13 +104,14 @@ def load_target(recipe: TargetRecipe) -> Target:
     folder = Path(recipe.path)
     spec = read_spec(folder)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=getattr(torch, recipe.dtype),
-            attn_implementation="sdpa",
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _no_progress_bar():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=getattr(torch, recipe.dtype),
+                attn_implementation="sdpa",
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise TargetError(f"{folder}: Transformers cannot load it ({error}).") from error
     model, info = loaded
@@ -122,6 +126,19 @@ def load_target(recipe: TargetRecipe) -> Target:
     except (RuntimeError, AssertionError) as error:
         raise TargetError(f"target.device: {recipe.device!r} cannot be used ({error}).") from error
     return Target(spec=spec, model=model.eval().requires_grad_(False), folder=folder)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep Transformers' own bar out of logs, where every worker process would draw one."""
+    if not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _weight(module: nn.Module | torch.Tensor | None) -> torch.Tensor:

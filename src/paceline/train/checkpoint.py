@@ -118,9 +118,7 @@ def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
     for key, value in tensors.items():
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
-    groups = [
-        {**group, **saved} for group, saved in zip(current["param_groups"], numbers, strict=True)
-    ]
+    groups = [group | saved for group, saved in zip(current["param_groups"], numbers, strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 

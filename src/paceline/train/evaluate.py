@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from paceline.decode.simulate import accepted_depths
 from paceline.drafter.dflash import DFlash
 from paceline.features.reader import FeatureReader

@@ -12,6 +12,7 @@ def cosine(progress: float, *, warmup: float, floor: float) -> float:
         progress: share of the run's samples consumed, 0 to 1.
         warmup: share over which the factor rises linearly to 1.
         floor: factor at the end of the cosine.
+
     """
     if progress < warmup:
         return progress / warmup

@@ -29,7 +29,6 @@ from paceline.train.checkpoint import (
     newest_checkpoint,
     read_state,
     restore_optimizer,
-
 )
 from paceline.train.evaluate import CHOOSING
 from paceline.train.loop import TrainData, Trainer
@@ -125,9 +124,12 @@ def _finish(
     events.emit("finished", **numbers)
     record.finish([best / WEIGHTS, best / CONFIG], numbers)
     shown = ", ".join(f"{method} {value:.3f}" for method, value in tau.items())
+    size = numbers["parameters"] / 1e6
     lines = [
-        f"{state.step} steps over {state.samples} samples ({len(data.train)} distinct) in "
-        f"{seconds_text(state.seconds)}; {numbers['parameters'] / 1e6:.1f} M trainable parameters",
+        (
+            f"{state.step} steps over {state.samples} samples ({len(data.train)} distinct) in "
+            f"{seconds_text(state.seconds)}; {size:.1f} M trainable parameters"
+        ),
         f"best checkpoint {best.name}" + (f", simulated τ {shown}" if shown else ""),
     ]
     if state.skipped_steps:
@@ -181,9 +183,7 @@ def _spread(indices: Sequence[int], count: int, ids: Sequence[str]) -> list[int]
     return sorted(sorted(indices, key=lambda i: ids[i])[:count])
 
 
-def _new_drafter(
-    recipe: Recipe, reader: FeatureReader, spec: TargetSpec, used: set[int]
-) -> DFlash:
+def _new_drafter(recipe: Recipe, reader: FeatureReader, spec: TargetSpec, used: set[int]) -> DFlash:
     path = Path(recipe.target.path)
     mask = choose_mask_token(
         recipe.drafter.mask_token_id, spec, special_ids=special_token_ids(path), used=used
@@ -241,6 +241,3 @@ def _tell_drift(saved: dict[str, str]) -> None:
     for name, value in _software().items():
         if saved.get(name) != value:
             _LOG.warning("%s was %s when this training began, now %s", name, saved.get(name), value)
-
-
-

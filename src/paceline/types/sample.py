@@ -52,7 +52,7 @@ class Sample:
         return sum(end - start for start, end in self.loss_spans)
 
     def loss_mask(self) -> torch.Tensor:
-        """bool [len(input_ids)], true inside `loss_spans`."""
+        """Bool [len(input_ids)], true inside `loss_spans`."""
         mask = torch.zeros(len(self.input_ids), dtype=torch.bool)
         for start, end in self.loss_spans:
             mask[start:end] = True

@@ -3,7 +3,7 @@
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -46,7 +46,7 @@ class EventWriter:
             self._file.close()
             self._file = None
 
-    def __enter__(self) -> "EventWriter":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
