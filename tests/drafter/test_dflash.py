@@ -107,7 +107,7 @@ def test_t_68_bidirectional_inside_the_block(target, drafter, doc):
     assert not torch.allclose(first[0, 0], second[0, 0])
 
 
-def test_packed_documents_equal_separate_ones(target, drafter):
+def test_pitfall_05_packed_documents_equal_separate_ones(target, drafter):
     docs = [make_doc(target, n, answer_from=4, seed=n) for n in (12, 20, 9)]
     anchors = [[5, 8], [4, 11, 18], [7]]
     alone = [run_blocks(drafter, target, d, a) for d, a in zip(docs, anchors, strict=True)]

@@ -1,0 +1,170 @@
+import json
+from dataclasses import replace
+from importlib.resources import files
+
+import jsonschema
+import pytest
+import torch
+from drafting import TAPS, load_tiny_target, tiny_drafter
+
+from paceline.drafter.checkpoint import load_drafter, save_drafter
+from paceline.durable.errors import DataError, NotLossless, RecipeChanged, TargetError
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import DrafterRecipe, Recipe, ScoreRecipe, TargetRecipe
+from paceline.recipe.stage import StageRecord
+from paceline.score import prompt as prompt_module
+from paceline.score import stage
+from paceline.types.sample import Sample, Split, encode_sample
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return load_tiny_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def scored(target, tmp_path):
+    """A run with a trained drafter and held-out prompts of two data sets."""
+    recipe = Recipe(
+        target=TargetRecipe(path=str(target.folder)),
+        drafter=DrafterRecipe(block_size=4),
+        score=ScoreRecipe(
+            max_prompts=3,
+            max_new_tokens=12,
+            budgets=(4,),
+            walk_budgets=(2, 8),
+            walk_check_prompts=2,
+        ),
+    )
+    run_dir = RunDir(tmp_path / "run")
+    best = run_dir.checkpoints / "step_000001"
+    best.mkdir(parents=True)
+    save_drafter(tiny_drafter(target), best)
+    config = best / "config.json"
+    record = StageRecord(run_dir.checkpoints, "train", {"made": "by the test"})
+    record.begin()
+    record.finish([best / "model.safetensors", config], {"best": best.name})
+    generator = torch.Generator().manual_seed(3)
+    run_dir.corpus.mkdir()
+    with run_dir.regenerated.open("wb") as file:
+        for number in range(10):
+            ids = torch.randint(0, 256, (5 + number,), generator=generator).tolist()
+            file.write(
+                encode_sample(
+                    Sample(
+                        sample_id=f"{number:032x}",
+                        prompt_id=f"{number:032x}",
+                        source="first" if number < 5 else "second",
+                        split=Split.HELDOUT,
+                        messages=[],
+                        input_ids=ids,
+                        loss_spans=[],
+                    )
+                )
+            )
+    return recipe, run_dir
+
+
+def load(run_dir) -> dict:
+    return json.loads((run_dir.score / "result.json").read_text())
+
+
+def test_the_result_is_complete_and_follows_its_schema(scored):
+    recipe, run_dir = scored
+    report = stage.run(recipe, run_dir)
+    result = load(run_dir)
+    schema = json.loads((files("paceline.score") / "result.schema.json").read_text())
+    jsonschema.validate(result, schema)
+    assert set(result["pooled"]) == {"chain", "ddtree-2", "ddtree-4", "ddtree-8"}
+    assert result["pooled"]["chain"]["how"] == result["pooled"]["ddtree-4"]["how"] == "decoded"
+    assert result["pooled"]["ddtree-2"]["how"] == result["pooled"]["ddtree-8"]["how"] == "walk"
+    assert set(result["datasets"]) == {"first", "second"}
+    assert len(result["prompts"]) == 6
+    lossless = result["lossless"]
+    # Chain and one budget on six prompts, two walk budgets on two more or less evenly spread ones.
+    assert lossless["checked"] == 6 * 2 + 2 * 2
+    assert lossless["identical"] == lossless["checked"]
+    assert lossless["walk_equal"] == lossless["walk_checked"] == lossless["checked"]
+    assert any("chain" in line for line in report.lines)
+
+
+def test_tau_can_be_recomputed_from_the_raw_rounds(scored):
+    recipe, run_dir = scored
+    stage.run(recipe, run_dir)
+    result = load(run_dir)
+    rounds = [r for p in result["prompts"] for r in p["methods"]["chain"]["rounds"]]
+    assert result["pooled"]["chain"]["tau"] == pytest.approx(sum(rounds) / len(rounds))
+
+
+def test_a_stage_run_twice_does_the_work_once_and_a_change_is_refused(scored):
+    recipe, run_dir = scored
+    stage.run(recipe, run_dir)
+    before = (run_dir.score / "result.json").stat().st_mtime_ns
+    again = stage.run(recipe, run_dir)
+    assert again.skipped
+    assert any("chain" in line for line in again.lines), "the table is shown again"
+    assert (run_dir.score / "result.json").stat().st_mtime_ns == before
+    changed = replace(recipe, score=replace(recipe.score, max_new_tokens=13))
+    with pytest.raises(RecipeChanged, match=r"score\.max_new_tokens: 12 -> 13"):
+        stage.run(changed, run_dir)
+
+
+def test_interrupted_it_goes_on_after_the_last_prompt(scored, monkeypatch):
+    recipe, run_dir = scored
+    original = prompt_module.PromptScorer.__call__
+    calls = []
+
+    def failing(self, prompt):
+        calls.append(prompt.prompt_id)
+        if len(calls) == 4:
+            raise RuntimeError("the power went")
+        return original(self, prompt)
+
+    monkeypatch.setattr(prompt_module.PromptScorer, "__call__", failing)
+    with pytest.raises(Exception, match="the power went"):
+        stage.run(recipe, run_dir)
+    monkeypatch.setattr(
+        prompt_module.PromptScorer, "__call__", lambda s, p: (calls.append("more"), original(s, p))[1]
+    )
+    stage.run(recipe, run_dir)
+    assert calls.count("more") == 3
+    assert len(load(run_dir)["prompts"]) == 6
+
+
+def test_a_wrong_answer_fails_the_stage_after_writing_the_result(scored, monkeypatch):
+    recipe, run_dir = scored
+    original = prompt_module.decode_speculative
+
+    def wrong(*arguments, **keywords):
+        decoded = original(*arguments, **keywords)
+        return replace(decoded, ids=(*decoded.ids[:-1], decoded.ids[-1] ^ 1))
+
+    monkeypatch.setattr(prompt_module, "decode_speculative", wrong)
+    monkeypatch.setattr(prompt_module, "NEAR_TIE", {}, raising=False)
+    with pytest.raises(NotLossless, match="not what the target says"):
+        stage.run(recipe, run_dir)
+    assert load(run_dir)["lossless"]["violations"]
+
+
+def test_pitfall_32_a_drafter_of_another_target_is_refused(scored):
+    recipe, run_dir = scored
+    config = run_dir.checkpoints / "step_000001" / "config.json"
+    drafter = load_drafter(config.parent)
+    drafter.config = replace(drafter.config, target_identity="another")
+    save_drafter(drafter, config.parent)
+    with pytest.raises(TargetError, match="trained for"):
+        stage.run(recipe, run_dir)
+
+
+def test_without_training_there_is_nothing_to_score(scored):
+    recipe, run_dir = scored
+    (run_dir.checkpoints / "train.stage.json").unlink()
+    with pytest.raises(DataError, match="paceline train"):
+        stage.run(recipe, run_dir)
+
+
+def test_the_taps_are_those_of_the_drafter(scored, target):
+    """A drafter with other taps still scores: its own config says which layers it reads."""
+    recipe, run_dir = scored
+    assert TAPS == load_drafter(run_dir.checkpoints / "step_000001").config.taps
+    assert stage.run(recipe, run_dir).numbers["chain"] >= 1.0
