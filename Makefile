@@ -32,8 +32,7 @@ install: $(STAMP) ## make .venv with Paceline (editable), its tests and its lint
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or name it: make PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group lint --group test
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lint,test]'
 	@touch $@
 
 test: lint ## lint, then every test, the quick ones first

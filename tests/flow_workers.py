@@ -1,5 +1,6 @@
 """Setup functions of worker processes; a module of its own because workers import it by name."""
 
+import errno
 import os
 import signal
 import sys
@@ -51,6 +52,8 @@ def troubled(how: str) -> Callable[[int], Any]:
             return item
         if how == "raise":
             raise ValueError("item 3 is bad")
+        if how == "full":
+            raise OSError(errno.ENOSPC, "No space left on device", "shard")
         if how == "own":
             raise DataError("corpus.jsonl, line 3: no messages")
         if how == "kill":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from paceline.durable.errors import UserError
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
+from paceline.upstream import require_inputs
 
 if TYPE_CHECKING:
     from paceline.recipe.stage import Report
@@ -25,9 +26,10 @@ def run_stage(name: str, recipe: Recipe, run_dir: RunDir) -> "Report":
 
     The recipe is taken as it stands: `check_recipe` and `check_paths` come first. Raises UserError
     for an unknown name, and what the stage raises: RecipeChanged where artefacts of another recipe
-    stand in the run directory.
+    stand in the run directory, and what `require_inputs` raises about the stages before it.
     """
     for stage, module in STAGES:
         if stage == name:
+            require_inputs(name, recipe, run_dir)
             return importlib.import_module(module).run(recipe, run_dir)
     raise UserError(f"no stage {name!r}. Stages: {', '.join(stage for stage, _ in STAGES)}.")

@@ -1,13 +1,18 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import paceline
 from fixtures_chatml import save_tokenizer
 from paceline.cli.main import main
 from paceline.cli.terminal import duration
 from paceline.durable.errors import UserError
+from paceline.durable.owner import owned
 from paceline.pipeline import STAGES, run_stage
 from paceline.recipe.fingerprint import flatten
 from paceline.recipe.load import load_recipe
@@ -141,6 +146,49 @@ def test_a_damaged_output_is_made_again(project, small_stages, capsys):
     assert main(["extract", "recipe.yaml"]) == 0
     assert "extract did its work" in capsys.readouterr().out.partition("== extract")[2]
     assert (project / "runs/demo/extract/output").read_text() == "extract"
+
+
+@pytest.mark.parametrize("kept", [b"\xff\xfe", b"", b"name: [", b"\0" * 9])
+def test_a_damaged_copy_of_the_recipe_is_replaced_by_the_one_given(project, kept):
+    assert main(["prepare", "recipe.yaml", "--run", "here"]) == 0
+    path = project / "here" / "recipe.yaml"
+    whole = path.read_bytes()
+    path.write_bytes(kept)
+    assert main(["prepare", "--run", "here"]) == 2
+    assert main(["prepare", "recipe.yaml", "--run", "here"]) == 0
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("command", ["run", *(name for name, _ in STAGES)])
+def test_every_stage_command_holds_the_run_directory(project, small_stages, command, capsys):
+    with owned(project / "here", "paceline extract"):
+        assert main([command, "recipe.yaml", "--run", "here"]) == 2
+        err = capsys.readouterr().err
+        assert f"`paceline extract` is at work in this run directory: process {os.getpid()}" in err
+    assert not (project / "here" / "recipe.yaml").exists()
+    assert main([command, "recipe.yaml", "--run", "here"]) == 0
+
+
+def test_a_full_disk_is_a_sentence_and_with_room_the_work_goes_on(project):
+    """The limit on a file's size stands for the disk: the write fails half-way all the same."""
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        "import sys; from paceline.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["prepare", "recipe.yaml", "--run", "here"]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])},
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "error: here/corpus/prepared.jsonl: File too large." in ended.stderr
+    assert "Traceback" not in ended.stderr
+    left = {path.name for path in (project / "here" / "corpus").iterdir()}
+    assert left == {"prepare.stage.json"}
+    assert main(arguments) == 0
 
 
 def test_what_could_not_be_done_is_named_and_makes_the_exit_code_1(project, monkeypatch, capsys):

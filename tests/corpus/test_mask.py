@@ -188,6 +188,13 @@ def test_t_09_the_boundary_is_the_first_generated_token():
     assert len(sample(rows, max_length=22, regenerate=True).input_ids) == 21
 
 
+def test_prompts_to_be_answered_may_be_capped():
+    rows = turns("u:hi")
+    capped = {"max_length": 200, "regenerate": True}
+    assert len(sample(rows, max_prompt_length=21, **capped).input_ids) == 21
+    assert reason(rows, max_prompt_length=20, **capped) == "prompt_exceeds_max_prompt_length"
+
+
 @given(
     spans=st.lists(st.integers(0, 60), min_size=2, max_size=8, unique=True).map(sorted),
     max_length=st.integers(1, 70),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flow_workers
-from paceline.durable.errors import DataError, WorkerFailed
+from paceline.durable.errors import DataError, StorageRefused, WorkerFailed
 from paceline.flow.launch import map_items
 
 
@@ -176,3 +176,14 @@ def test_workers_do_not_outlive_their_parent(tmp_path: Path, number: signal.Sign
     finally:
         parent.kill()
         parent.wait()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_workers_disk_refuses_is_said_in_words_not_in_a_traceback(workers):
+    items = [3] if workers == 1 else range(9)
+    with pytest.raises(StorageRefused, match=r"^shard: No space left on device\. Make room") as it:
+        map_items(
+            flow_workers.troubled, "full", items, workers=workers, threads=1, on_result=_ignore
+        )
+    assert "Traceback" not in str(it.value)
+    assert not multiprocessing.active_children()

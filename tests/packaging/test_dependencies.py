@@ -19,10 +19,9 @@ def names(requirements):
 
 
 HARD = names(PROJECT["project"]["dependencies"])
-OPTIONAL = names(
-    r for extra in PROJECT["project"].get("optional-dependencies", {}).values() for r in extra
-)
-DEVELOPMENT = names(r for group in PROJECT["dependency-groups"].values() for r in group)
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+DEVELOPMENT = names(r for extra in ("lint", "test") for r in EXTRAS[extra])
+OPTIONAL = names(r for extra in EXTRAS if extra not in ("lint", "test") for r in EXTRAS[extra])
 
 
 def third_party_imports():
@@ -66,8 +65,7 @@ def test_constraints_pin_each_dependency_within_its_bounds():
     pinned = {canonicalize_name(pin.name): next(iter(pin.specifier)) for pin in pins}
     assert len(pinned) == len(pins)
     assert all(pin.operator == "==" for pin in pinned.values())
-    groups = PROJECT["dependency-groups"].values()
-    wanted = [*PROJECT["project"]["dependencies"], *(r for group in groups for r in group)]
+    wanted = [*PROJECT["project"]["dependencies"], *(r for e in EXTRAS.values() for r in e)]
     for requirement in map(Requirement, wanted):
         version = pinned[canonicalize_name(requirement.name)].version
         assert requirement.specifier.contains(version), requirement

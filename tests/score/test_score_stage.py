@@ -5,8 +5,8 @@ from importlib.resources import files
 import jsonschema
 import pytest
 import torch
-from drafting import TAPS, load_tiny_target, tiny_drafter
 
+from drafting import TAPS, load_tiny_target, tiny_drafter
 from paceline.drafter.checkpoint import load_drafter, save_drafter
 from paceline.durable.errors import DataError, NotLossless, RecipeChanged, TargetError
 from paceline.recipe.run_dir import RunDir
@@ -124,7 +124,9 @@ def test_interrupted_it_goes_on_after_the_last_prompt(scored, monkeypatch):
     with pytest.raises(Exception, match="the power went"):
         stage.run(recipe, run_dir)
     monkeypatch.setattr(
-        prompt_module.PromptScorer, "__call__", lambda s, p: (calls.append("more"), original(s, p))[1]
+        prompt_module.PromptScorer,
+        "__call__",
+        lambda s, p: (calls.append("more"), original(s, p))[1],
     )
     stage.run(recipe, run_dir)
     assert calls.count("more") == 3
@@ -166,5 +168,26 @@ def test_without_training_there_is_nothing_to_score(scored):
 def test_the_taps_are_those_of_the_drafter(scored, target):
     """A drafter with other taps still scores: its own config says which layers it reads."""
     recipe, run_dir = scored
-    assert TAPS == load_drafter(run_dir.checkpoints / "step_000001").config.taps
+    assert load_drafter(run_dir.checkpoints / "step_000001").config.taps == TAPS
     assert stage.run(recipe, run_dir).numbers["chain"] >= 1.0
+
+
+def test_prompts_without_room_are_left_out_and_said(scored, target, caplog):
+    recipe, run_dir = scored
+    room = target.spec.max_position - recipe.drafter.block_size
+    # Prompts have 5 to 14 tokens: those of 5 and 6 fit, a huge tree takes no more positions.
+    tight = replace(recipe.score, max_prompts=None, max_new_tokens=room - 6, budgets=(400,))
+    chosen = stage._choose_prompts(replace(recipe, score=tight), run_dir)
+    assert sorted(len(p.input_ids) for p in chosen) == [5, 6]
+    assert "8 held-out prompts are left out" in caplog.text
+    none = replace(recipe.score, max_new_tokens=target.spec.max_position)
+    with pytest.raises(DataError, match="all 10 held-out prompts are too long"):
+        stage.run(replace(recipe, score=none), run_dir)
+
+
+@pytest.mark.parametrize(("asked", "marked"), [(0, 0), (1, 1), (4, 4), (6, 6), (99, 10)])
+def test_as_many_prompts_prove_the_walk_as_asked_for(scored, asked, marked):
+    recipe, run_dir = scored
+    score = replace(recipe.score, max_prompts=None, walk_check_prompts=asked)
+    chosen = stage._choose_prompts(replace(recipe, score=score), run_dir)
+    assert sum(p.check_walk for p in chosen) == marked

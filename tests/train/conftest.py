@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafting import TAPS, load_tiny_target
 
+from drafting import TAPS, load_tiny_target
 from paceline.extract import stage as extract_stage
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import (

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from drafting import TAPS, capture, load_tiny_target, tiny_drafter
 
+from drafting import TAPS, capture, load_tiny_target, tiny_drafter
 from paceline.decode.speculate import decode_plain, decode_speculative
 from paceline.drafter.build import new_drafter
 from paceline.objective.blocks import decay_weights
@@ -75,7 +75,6 @@ def test_t_57_packing_and_accumulation_are_the_same_step(target):
 
 
 def test_t_56_pitfall_24_samples_without_a_valid_anchor_add_nothing(target):
-    drafter = tiny_drafter(target)
     normal = anchored(target, 20, range(5, 20), seed=1)
     one_token = anchored(target, 15, range(14, 15), seed=2)
     none = anchored(target, 15, range(0), seed=3)

@@ -77,9 +77,7 @@ def test_t_72_stopped_and_resumed_equals_uninterrupted(fresh_run, monkeypatch, s
     stage.run(recipe, stopped)
     assert_equal(last_weights(straight), last_weights(stopped))
     keys = ("step", "samples", "loss", "count", "learning_rate", "gradient_norm")
-    curves = [
-        [{k: e[k] for k in keys} for e in events(run, "step")] for run in (straight, stopped)
-    ]
+    curves = [[{k: e[k] for k in keys} for e in events(run, "step")] for run in (straight, stopped)]
     assert curves[0] == curves[1]
 
 
@@ -89,7 +87,9 @@ def test_the_micro_batch_size_does_not_change_the_step(fresh_run):
     for limit in (10, 96, 100_000):
         recipe, run_dir = fresh_run(micro_batch_tokens=limit)
         stage.run(recipe, run_dir)
-        curves.append([(e["loss"], e["count"], e["gradient_norm"]) for e in events(run_dir, "step")])
+        curves.append(
+            [(e["loss"], e["count"], e["gradient_norm"]) for e in events(run_dir, "step")]
+        )
     for curve in curves[1:]:
         for (loss, count, norm), (loss_0, count_0, norm_0) in zip(curve, curves[0], strict=True):
             assert loss == pytest.approx(loss_0, rel=1e-3)
@@ -150,7 +150,7 @@ def test_too_many_non_finite_steps_stop_the_run(fresh_run, monkeypatch):
 def test_t_71_a_damaged_newest_checkpoint_is_passed_over(fresh_run, caplog, harm):
     recipe, run_dir = fresh_run(keep_checkpoints=3)
     stage.run(recipe, run_dir)
-    newest = sorted(run_dir.checkpoints.glob("step_*"))[-1]
+    newest = max(run_dir.checkpoints.glob("step_*"))
     target = newest / ("optimizer.safetensors" if harm == "empty" else "model.safetensors")
     data = target.read_bytes()
     if harm == "truncate":

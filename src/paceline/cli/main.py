@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 
 from paceline import __version__
-from paceline.durable.errors import PacelineError
+from paceline.durable.errors import PacelineError, storage_refused
 
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("init", "write a commented recipe for a target and data"),
@@ -57,19 +57,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return _failed(error)
     except KeyboardInterrupt:
         print("interrupted. The same command goes on from here.", file=sys.stderr)
         return 130
+    except OSError as error:
+        refused = storage_refused(error)
+        return _unexpected(error) if refused is None else _failed(refused)
     except Exception as error:  # noqa: BLE001  the last resort: named, shown and counted as failure
-        traceback.print_exc()
-        print(
-            f"error: {type(error).__name__} was not expected: a fault in Paceline {__version__}, "
-            "or in what it runs on. The lines above say where.",
-            file=sys.stderr,
-        )
-        return 1
+        return _unexpected(error)
+
+
+def _failed(error: PacelineError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _unexpected(error: Exception) -> int:
+    traceback.print_exception(error)
+    print(
+        f"error: {type(error).__name__} was not expected: a fault in Paceline {__version__}, "
+        "or in what it runs on. The lines above say where.",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _dispatch(arguments: list[str]) -> int:

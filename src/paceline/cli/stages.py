@@ -11,6 +11,7 @@ import tyro
 
 from paceline.cli.terminal import duration, header, say
 from paceline.durable.errors import RecipeError, UserError
+from paceline.durable.owner import Owner, owned
 from paceline.pipeline import run_stage
 from paceline.recipe.check import check_paths, check_recipe
 from paceline.recipe.load import load_recipe
@@ -77,11 +78,31 @@ def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
 
 
 def run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
-    """Run stages in order, telling what each did; the exit code.
+    """Run stages in order, telling what each did; the exit code. Holds the run directory.
 
     The recipe in the run directory is replaced by a changed one only when every stage has taken
     the change: until then artefacts of the old one stand there.
     """
+    try:
+        with owned(run_dir.root, f"paceline {names[0] if len(names) == 1 else 'run'}") as died:
+            _tell_takeover(died)
+            return _run_stages(names, recipe, run_dir)
+    except (NotADirectoryError, FileExistsError) as error:
+        raise UserError(
+            f"{run_dir.root}: cannot be the run directory ({error.strerror}). "
+            "Choose another with `--run DIR`."
+        ) from error
+
+
+def _tell_takeover(died: Owner | None) -> None:
+    if died is not None:
+        _log.info(
+            "`%s` (process %d on %s) ended here without a word; going on from what it completed",
+            died.doing, died.pid, died.host,
+        )  # fmt: skip
+
+
+def _run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
     is_new = _keep_recipe(recipe, run_dir)
     undone: list[str] = []
     for name in names:
@@ -100,16 +121,10 @@ def run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
 
 def _keep_recipe(recipe: Recipe, run_dir: RunDir) -> bool:
     """Write the recipe into a run that has none; whether the run has a different one."""
-    try:
-        if not run_dir.recipe.exists():
-            write_recipe(recipe, run_dir.recipe)
-            return False
-        is_new = run_dir.recipe.read_text(encoding="utf-8") != recipe_yaml(recipe)
-    except OSError as error:
-        raise UserError(
-            f"{run_dir.root}: cannot be the run directory ({error.strerror}). "
-            "Choose another with `--run DIR`."
-        ) from error
+    if not run_dir.recipe.exists():
+        write_recipe(recipe, run_dir.recipe)
+        return False
+    is_new = run_dir.recipe.read_bytes() != recipe_yaml(recipe).encode()
     if is_new:
         _log.info("the recipe differs from %s; a stage that it changes refuses", run_dir.recipe)
     return is_new

@@ -14,7 +14,7 @@ import msgspec
 
 from paceline.durable.checksum import crc64, crc64_hex
 from paceline.durable.errors import DataError, IntegrityError
-from paceline.durable.fs import write_atomic
+from paceline.durable.fs import remove_dead_partials, write_atomic
 from paceline.durable.journal import Journal
 from paceline.recipe.fingerprint import digest_file
 from paceline.types import Sample, Split
@@ -88,6 +88,7 @@ class AnswerStore:
         self._folder = folder / "answers"
         self._fingerprint = fingerprint
         self._journal = Journal(folder / "regenerate.journal")
+        remove_dead_partials(self._folder)
 
     def path(self, group: Group) -> Path:
         """Where the group's answers lie."""
@@ -176,7 +177,7 @@ def _located(prepared: Path) -> Iterator[tuple[Line, Sample]]:
         for number, data in enumerate(file, start=1):
             try:
                 yield Line(offset, len(data)), decoder.decode(data)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeError) as error:
                 raise DataError(
                     f"{prepared}, line {number}: not a sample ({error}). The file was damaged "
                     "after it was written: run prepare again."

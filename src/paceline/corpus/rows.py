@@ -95,6 +95,11 @@ class RowPreparer:
                 "prompt_exceeds_max_length",
                 f"{len(ids)} tokens leave no room for an answer in {self.recipe.max_length}",
             )
+        longest = self.recipe.max_prompt_length
+        if longest is not None and len(ids) > longest:
+            raise RowRejected(
+                "prompt_exceeds_max_prompt_length", f"{len(ids)} tokens of at most {longest}"
+            )
         return ids
 
     def _answered_ids(

@@ -19,9 +19,10 @@ from paceline.corpus.template import (
 )
 from paceline.durable.errors import DataError
 from paceline.durable.fs import REAL_FS, atomic_file
-from paceline.recipe.fingerprint import Fields, digest_file, flatten
+from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe, SourceRecipe
+from paceline.recipe.sources import name_of, source_fields
 from paceline.recipe.stage import Report, StageRecord
 from paceline.types import Split
 from paceline.types.sample import encode_sample
@@ -80,28 +81,15 @@ def quarantine_path(run_dir: RunDir) -> Path:
     return run_dir.corpus / "quarantine.jsonl"
 
 
-def name_of(source: SourceRecipe) -> str:
-    """The name of a data set in reports and samples."""
-    return source.name or Path(source.path).stem
-
-
 def _fields(recipe: Recipe, renderer: Renderer) -> Fields:
     corpus = recipe.corpus
-    sources = [
-        {
-            "name": name_of(source),
-            "content": digest_file(Path(source.path)),
-            "split": source.split,
-            "limit": source.limit,
-        }
-        for source in corpus.sources
-    ]
     return flatten(
         {
             "format": FORMAT_VERSION,
-            "sources": sources,
+            **source_fields(recipe),
             "corpus": {
                 "max_length": corpus.max_length,
+                "max_prompt_length": corpus.max_prompt_length,
                 "min_loss_tokens": corpus.min_loss_tokens,
                 "validation_fraction": corpus.validation_fraction,
                 "leading_assistant": corpus.leading_assistant,

@@ -7,5 +7,5 @@ from transformers import PreTrainedModel
 
 def cache_argument(model: PreTrainedModel) -> str:
     """`cache` where the model's forward takes that name, else `past_key_values`."""
-    accepted = inspect.signature(inspect.unwrap(type(model).forward)).parameters
+    accepted = inspect.signature(model.forward).parameters
     return "cache" if "cache" in accepted else "past_key_values"

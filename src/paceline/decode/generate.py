@@ -1,6 +1,5 @@
 """Plain decoding of many prompts at once on a Transformers causal language model."""
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +8,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from paceline.decode.cache_argument import cache_argument
 from paceline.decode.sampling import PositionKeyedNoise, RequestKey, choose
 
 _GROWTH = 64
@@ -112,9 +112,7 @@ class _Batch:
         width = max(len(prompt) for prompt in prompts)
         padding = torch.tensor([width - len(prompt) for prompt in prompts])
         ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-        # Renamed in Transformers 5; the old name warns now and goes later.
-        accepted = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
+        self._cache_argument = cache_argument(model)
         self._cache = DynamicCache(config=model.config)
         self._cache.layers = [
             _GrowingLayer() if type(layer) is DynamicLayer else layer

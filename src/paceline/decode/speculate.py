@@ -87,7 +87,9 @@ def decode_plain(
     start = time.perf_counter()
     rows, ids, margins = [features], [], []
     while True:
-        (first, second), (token, _) = (part.tolist() for part in logits.topk(2))
+        # argmax as in verification: of exactly equal logits both must take the same one.
+        token = int(logits.argmax())
+        first, second = logits.topk(2).values.tolist()
         ids.append(token)
         margins.append(first - second)
         if token in eos_ids or len(ids) == max_new_tokens:

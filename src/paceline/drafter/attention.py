@@ -18,7 +18,7 @@ def block_attention(
     """Attention of A blocks of one document, bidirectional inside the block.
 
     Args:
-        q: [A, B, heads, D] queries of the slots.
+        q: [A, Q, heads, D] queries of the slots, of all B or of the last Q of them.
         k_block: [A, B, kv_heads, D] keys of the slots.
         v_block: [A, B, kv_heads, D] values of the slots.
         k_context: [S, kv_heads, D] keys of the document's features, row t at position t.
@@ -29,12 +29,12 @@ def block_attention(
         [A, B, heads, D].
 
     """
-    num_blocks, block, heads, dim = q.shape
+    num_blocks, queries, heads, dim = q.shape
     kv_heads = k_block.shape[2]
     group = heads // kv_heads
-    rows = block * group
-    # [kv_heads, A, B * group, D]: the queries that share a key head lie side by side.
-    grouped = q.view(num_blocks, block, kv_heads, group, dim).permute(2, 0, 1, 3, 4)
+    rows = queries * group
+    # [kv_heads, A, Q * group, D]: the queries that share a key head lie side by side.
+    grouped = q.view(num_blocks, queries, kv_heads, group, dim).permute(2, 0, 1, 3, 4)
     grouped = grouped.reshape(kv_heads, num_blocks, rows, dim) * dim**-0.5
 
     visible = min(int(anchors.max()), k_context.shape[0]) if anchors.numel() else 0
@@ -53,5 +53,5 @@ def block_attention(
         v_context.transpose(0, 1),
     ).view(kv_heads, num_blocks, rows, dim)
     mixed = from_context + torch.matmul(weights[..., visible:], v_block.permute(2, 0, 1, 3))
-    mixed = mixed.view(kv_heads, num_blocks, block, group, dim).permute(1, 2, 0, 3, 4)
-    return mixed.reshape(num_blocks, block, heads, dim)
+    mixed = mixed.view(kv_heads, num_blocks, queries, group, dim).permute(1, 2, 0, 3, 4)
+    return mixed.reshape(num_blocks, queries, heads, dim)

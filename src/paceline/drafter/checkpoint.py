@@ -31,7 +31,7 @@ def read_config(folder: Path) -> DrafterConfig:
         raise UserError(f"{folder}: no drafter here ({CONFIG} is missing).")
     try:
         return msgspec.json.decode(path.read_bytes(), type=DrafterConfig)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError) as error:
         raise ShardDamaged(f"{path}: not a drafter's config ({error}).") from error
 
 

@@ -96,9 +96,11 @@ class DFlash(nn.Module):
         slots = torch.arange(embeddings.shape[1], device=anchors.device)
         tables = self.rope.tables(anchors[:, None] + slots)
         x = embeddings
-        for layer, context in zip(self.blocks, contexts, strict=True):
-            x = layer(x, tables, context, anchors, documents)
-        return self.norm(x[:, 1:])
+        last = len(contexts) - 1
+        for i, (layer, context) in enumerate(zip(self.blocks, contexts, strict=True)):
+            # Nothing reads slot 0 after the last layer's keys and values are made.
+            x = layer(x, tables, context, anchors, documents, first_slot=int(i == last))
+        return self.norm(x)
 
 
 class DFlashLayer(nn.Module):
@@ -118,9 +120,14 @@ class DFlashLayer(nn.Module):
         context: Context,
         anchors: torch.Tensor,
         documents: Sequence[Document],
+        *,
+        first_slot: int = 0,
     ) -> torch.Tensor:
-        """Slots x [A, B, H], one layer further."""
-        x = x + self.self_attn(self.input_layernorm(x), tables, context, anchors, documents)
+        """Slots x [A, B, H], one layer further; those before `first_slot` are only attended to."""
+        normed = self.input_layernorm(x)
+        x = x[:, first_slot:] + self.self_attn(
+            normed, tables, context, anchors, documents, first_slot=first_slot
+        )
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -165,10 +172,15 @@ class DFlashAttention(nn.Module):
         context: Context,
         anchors: torch.Tensor,
         documents: Sequence[Document],
+        *,
+        first_slot: int = 0,
     ) -> torch.Tensor:
-        """Attention output [A, B, H] of normed slots x [A, B, H]."""
-        shape = (*x.shape[:-1], self._heads, self._dim)
-        q = rotate(self.q_norm(self.q_proj(x).view(shape)), tables)
+        """Attention output of slots first_slot..B-1, normed slots being x [A, B, H]."""
+        asking = x[:, first_slot:]
+        shape = (*asking.shape[:-1], self._heads, self._dim)
+        cos, sin = tables
+        own_tables = (cos[:, first_slot:], sin[:, first_slot:])
+        q = rotate(self.q_norm(self.q_proj(asking).view(shape)), own_tables)
         k_block, v_block = self.project(x, tables)
         keys, values = context
         mixed = [

@@ -14,10 +14,13 @@
     ├── WorkerFailed              a worker process raised, died, or answered with nonsense
     ├── ChannelFailed             a part behind the other end of a channel has failed
     ├── ChannelClosed             something was put into a channel after its end
+    ├── StorageRefused            the file system said no: no room, no permission, a fault
     └── IntegrityError            bytes at rest are not what was written
         ├── JournalDamaged        a bad record that is followed by good ones
         └── ShardDamaged          a shard or checkpoint whose checksum does not hold
 """
+
+import errno
 
 
 class PacelineError(Exception):
@@ -74,6 +77,10 @@ class ChannelClosed(PacelineError):
     """Something was put into a channel that had been closed."""
 
 
+class StorageRefused(PacelineError):
+    """The file system said no; what was complete before stands as it was."""
+
+
 class IntegrityError(PacelineError):
     """Bytes at rest are not the bytes that were written."""
 
@@ -84,3 +91,39 @@ class JournalDamaged(IntegrityError):
 
 class ShardDamaged(IntegrityError):
     """A shard or checkpoint does not hold what its checksum promises."""
+
+
+def storage_refused(error: OSError) -> StorageRefused | None:
+    """The refusal that an OSError stands for, in words; None for what no disk is to blame for."""
+    advice = _ADVICE.get(error.errno or 0)
+    if advice is None:
+        return None
+    place = f"{error.filename}: " if error.filename else ""
+    return StorageRefused(
+        f"{place}{error.strerror}. {advice} Nothing is lost that was complete: the same command "
+        "goes on from there."
+    )
+
+
+_ROOM = "Make room there, or put the run on another disk."
+_RIGHTS = "Give this user the right to it, or choose another place (`--run DIR`)."
+_FAULT = "Look at the disk or the mount."
+_ADVICE = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EFBIG: "Raise the limit on the size of a file (`ulimit -f`).",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS,
+    errno.EIO: _FAULT,
+    errno.ESTALE: _FAULT,
+    errno.ENODEV: _FAULT,
+    errno.ENXIO: _FAULT,
+    errno.ETIMEDOUT: _FAULT,
+    errno.ENOTDIR: "A file stands where a folder is needed: move it away.",
+    errno.EISDIR: "A folder stands where a file is needed: move it away.",
+    errno.ENAMETOOLONG: "Choose a shorter path.",
+    errno.ELOOP: "A link there leads back to itself.",
+    errno.EMFILE: "Raise the limit on open files (`ulimit -n`).",
+    errno.ENFILE: "Too many files are open on this machine.",
+}

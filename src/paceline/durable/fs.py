@@ -134,7 +134,10 @@ def atomic_file(path: Path, *, fs: FileSystem = REAL_FS) -> Iterator[BinaryIO]:
         finally:
             file.close()
         fs.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
+        # A failed write knows its descriptor alone; the file is what a reader can act on.
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            error.filename = str(path)
         fs.unlink(partial)
         raise
     fs.sync_dir(path.parent)

@@ -75,7 +75,9 @@ class Journal:
         try:
             self._fs.write(self._file, line)
             self._fs.sync(self._file)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+                error.filename = str(self.path)
             # A later record behind half a line would read as damage.
             self._broken = True
             self._fs.truncate(self.path, self._size)
@@ -151,6 +153,6 @@ def _decode(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         record = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError):
         return None
     return record if isinstance(record, dict) else None

@@ -73,7 +73,7 @@ def read_rows(path: Path, positions: Sequence[int]) -> list[Sample]:
             file.seek(position)
             try:
                 samples.append(decoder.decode(file.readline()))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeError) as error:
                 raise DataError(
                     f"{path}, byte {position}: no sample begins here ({error}). The file changed "
                     "during the extraction: run it again."

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.durable.checksum import crc64_hex
-from paceline.durable.fs import remove_dead_partials
+from paceline.durable.errors import RecipeChanged
 from paceline.durable.journal import Journal
 from paceline.durable.store import LocalStore, Stat
 from paceline.extract.ledger import Survey, is_intact, record_verified, survey
@@ -23,7 +23,7 @@ from paceline.flow.launch import map_items
 from paceline.recipe.fingerprint import Fields, digest_file, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import ExtractRecipe, Recipe
-from paceline.recipe.stage import Report, StageRecord
+from paceline.recipe.stage import Report, StageRecord, read_record
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.target.taps import check_taps, default_taps
 from paceline.types import LayerConvention
@@ -51,6 +51,7 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
     corpus_digest = digest_file(source)
     spec = read_spec(Path(recipe.target.path))
     layer_ids = resolve_taps(recipe.extract, spec.num_layers)
+    _require_same_target(recipe, run_dir, spec)
     record = StageRecord(run_dir.features, _STAGE, _fields(recipe, corpus_digest, spec, layer_ids))
     store = LocalStore(run_dir.features)
     if record.is_done() and is_intact(manifests.load(run_dir.features), store):
@@ -64,8 +65,10 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
         Journal(run_dir.features / "journal.jsonl") as journal,
         EventWriter(run_dir.events, _STAGE) as events,
     ):
-        record.begin()
-        work = _Work(recipe, run_dir, source, spec, layer_ids, record, store, journal, events)
+        leftovers = record.begin()
+        work = _Work(
+            recipe, run_dir, source, spec, layer_ids, record, store, journal, events, leftovers
+        )
         try:
             return work.do()
         except BaseException as error:
@@ -82,6 +85,17 @@ def resolve_taps(recipe: ExtractRecipe, num_layers: int) -> tuple[int, ...]:
         return default_taps(num_layers, recipe.num_taps)
     check_taps(recipe.taps, num_layers)
     return recipe.taps
+
+
+def _require_same_target(recipe: Recipe, run_dir: RunDir, spec: TargetSpec) -> None:
+    """A drafter learns from one target's words and states; another one's weights are refused."""
+    answered = read_record(run_dir.corpus, "regenerate") if recipe.regenerate.enabled else None
+    if answered is not None and answered.fields.get("target") != spec.identity:
+        raise RecipeChanged(
+            f"{run_dir.corpus}: the answers are those of another target (identity "
+            f"{answered.fields.get('target')}) than {recipe.target.path} ({spec.identity}). Put "
+            "that target back, or use a new run directory (`--run DIR`)."
+        )
 
 
 def _fields(
@@ -119,6 +133,8 @@ class _Work:
     store: LocalStore
     journal: Journal
     events: EventWriter
+    leftovers: Sequence[str]
+    """Unfinished files of killed runs, removed."""
 
     def do(self) -> Report:
         asked = self.recipe.extract
@@ -140,7 +156,6 @@ class _Work:
             shards=len(units),
             bytes_per_token=token_bytes,
         )
-        leftovers = remove_dead_partials(self.run_dir.features)
         found = survey(self.journal, self.store, units, self.record.fingerprint)
         self._announce(rows, units, found, token_bytes, estimate)
         stats, rate = self._capture(rows, units, found)
@@ -165,7 +180,7 @@ class _Work:
         }
         self.record.finish([path], numbers)
         self.events.emit("finished", **numbers)
-        lines = (*_lines(numbers), *self._findings(units, found, leftovers))
+        lines = (*_lines(numbers), *self._findings(units, found))
         return Report(stage=_STAGE, numbers=numbers, lines=lines)
 
     def _announce(
@@ -265,12 +280,10 @@ class _Work:
             ),
         )
 
-    def _findings(
-        self, units: Sequence[Unit], found: Survey, leftovers: Sequence[str]
-    ) -> list[str]:
+    def _findings(self, units: Sequence[Unit], found: Survey) -> list[str]:
         lines = [f"{key} was redone: {reason}." for key, reason in found.redo.items()]
-        if leftovers:
-            lines.append(f"removed {len(leftovers)} unfinished files of a killed run.")
+        if self.leftovers:
+            lines.append(f"removed {len(self.leftovers)} unfinished files of a killed run.")
         planned = {unit.key for unit in units}
         foreign = [key for key in self.store.list(_UNIT_PREFIX) if key not in planned]
         if foreign:

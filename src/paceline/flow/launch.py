@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NoReturn, TypeVar
 
-from paceline.durable.errors import PacelineError, WorkerFailed
+from paceline.durable.errors import PacelineError, WorkerFailed, storage_refused
 
 P = TypeVar("P")
 I = TypeVar("I")  # noqa: E741
@@ -67,7 +67,8 @@ def map_items(
 
     Raises WorkerFailed, naming the item, for an exception in a worker (its traceback is part of
     the message), for a worker that died (with its signal or exit code), and for an item or a
-    result that cannot be pickled; a PacelineError raised in a worker is raised here as it is.
+    result that cannot be pickled; a PacelineError raised in a worker is raised here as it is, and
+    what a worker's disk refuses as StorageRefused.
     Whatever ends this call, an exception of `on_result` and Ctrl-C included, its workers have
     ended when it returns, and they die with this process however it dies.
     """
@@ -115,6 +116,10 @@ def _failure_named(doing: str) -> Iterator[None]:
         error.add_note(f"while {doing}")
         raise
     except Exception as error:
+        refused = _as_refusal(error)
+        if refused is not None:
+            refused.add_note(f"while {doing}")
+            raise refused from error
         raise WorkerFailed(f"{doing} failed: {_summary(error)}") from error
 
 
@@ -268,9 +273,10 @@ def _work(connection: Connection, threads: int, parent: int) -> None:
 
 def _report(connection: Connection, error: BaseException, doing: str) -> None:
     own = None
-    if isinstance(error, PacelineError):
+    ours = error if isinstance(error, PacelineError) else _as_refusal(error)
+    if ours is not None:
         try:
-            own = pickle.dumps(error)
+            own = pickle.dumps(ours)
             pickle.loads(own)
         except Exception:  # noqa: BLE001
             own = None
@@ -313,6 +319,10 @@ def _environment_of_children(threads: int) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _as_refusal(error: BaseException) -> PacelineError | None:
+    return storage_refused(error) if isinstance(error, OSError) else None
 
 
 def _dumps(value: Any, name: str) -> bytes:

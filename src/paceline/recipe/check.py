@@ -49,6 +49,7 @@ _SEED = Bound(0, 2**63 - 1)
 BOUNDS: tuple[tuple[str, Bound], ...] = (
     ("corpus.sources.*.limit", _ONE_OR_MORE),
     ("corpus.max_length", Bound(2)),
+    ("corpus.max_prompt_length", _ONE_OR_MORE),
     ("corpus.min_loss_tokens", _ONE_OR_MORE),
     ("corpus.validation_fraction", _SHARE),
     ("corpus.seed", _SEED),

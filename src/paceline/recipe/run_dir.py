@@ -52,11 +52,6 @@ class RunDir:
         """One JSONL file per process."""
         return self.root / "events"
 
-    @property
-    def logs(self) -> Path:
-        """Output of worker processes."""
-        return self.root / "logs"
-
     def samples(self, recipe: Recipe) -> Path:
         """The corpus file that is trained on."""
         return self.regenerated if recipe.regenerate.enabled else self.prepared

@@ -29,6 +29,8 @@ class CorpusRecipe:
     """The data sets; at least one with `split: train`."""
     max_length: int = 2048
     """Tokens; longer samples are cut there."""
+    max_prompt_length: int | None = None
+    """Longer prompts are not answered but quarantined; null answers all that fit."""
     min_loss_tokens: int = 2
     """A sample with fewer trainable tokens after the cut is quarantined."""
     validation_fraction: float = 0.05

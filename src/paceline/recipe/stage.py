@@ -1,13 +1,14 @@
 """The record that tells whether a stage's artefacts are whole, and made by this recipe."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from paceline.durable.checksum import crc64, crc64_hex
 from paceline.durable.errors import IntegrityError, RecipeChanged
-from paceline.durable.fs import write_atomic
+from paceline.durable.fs import remove_dead_partials, write_atomic
 from paceline.recipe.fingerprint import Fields, difference, digest_file, fingerprint
 
 
@@ -27,12 +28,46 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Record:
+class Record:
+    """What a stage record's file holds."""
+
     stage: str
     fingerprint: str
     fields: Fields
     outputs: dict[str, str] | None = None
+    """File name to digest; None until the stage has come to its end."""
     report: dict[str, Any] = field(default_factory=dict)
+    checksum: str = ""
+    """CRC64NVME of all the above; a number in it would else be changed unseen."""
+
+
+def read_record(folder: Path, name: str) -> Record | None:
+    """The record of stage `name` in `folder`; None where it never began.
+
+    Raises IntegrityError where the file is not as it was written.
+    """
+    path = folder / f"{name}.stage.json"
+    if not path.exists():
+        return None
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=Record)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise _damaged(path, name, str(error)) from error
+    # A record without a checksum still has its fingerprint to be judged by.
+    if record.checksum not in ("", _checksum(record)) or record.fingerprint != fingerprint(
+        record.fields
+    ):
+        raise _damaged(path, name, "its checksum does not hold")
+    return record
+
+
+def changed_outputs(folder: Path, record: Record) -> list[Path]:
+    """Outputs of a finished stage that are not there as they were written."""
+    return [
+        folder / name
+        for name, digest in (record.outputs or {}).items()
+        if not (folder / name).is_file() or digest_file(folder / name) != digest
+    ]
 
 
 class StageRecord:
@@ -45,8 +80,8 @@ class StageRecord:
     def __init__(self, folder: Path, name: str, fields: Fields) -> None:
         self._folder = folder
         self._path = folder / f"{name}.stage.json"
-        self._fresh = _Record(stage=name, fingerprint=fingerprint(fields), fields=fields)
-        self._stored = self._load()
+        self._fresh = Record(stage=name, fingerprint=fingerprint(fields), fields=fields)
+        self._stored = read_record(folder, name)
 
     @property
     def fingerprint(self) -> str:
@@ -68,21 +103,23 @@ class StageRecord:
         self._refuse_other_fields(self._stored)
         if self._stored.outputs is None:
             return False
-        return all(
-            (self._folder / name).is_file() and digest_file(self._folder / name) == digest
-            for name, digest in self._stored.outputs.items()
-        )
+        return not changed_outputs(self._folder, self._stored)
 
-    def begin(self) -> None:
-        """Claim the folder for this recipe, before the first byte of content."""
+    def begin(self) -> list[str]:
+        """Claim the folder for this recipe, before the first byte of content.
+
+        Removes what killed processes left half-written in it; returns those names.
+        """
+        leftovers = remove_dead_partials(self._folder)
         if self._stored is None or self._stored.outputs is not None:
             self._store(self._fresh)
+        return leftovers
 
     def finish(self, outputs: list[Path], report: dict[str, Any]) -> None:
         """Record completion; call it last."""
         digests = {str(p.relative_to(self._folder)): digest_file(p) for p in outputs}
         self._store(
-            _Record(
+            Record(
                 stage=self._fresh.stage,
                 fingerprint=self._fresh.fingerprint,
                 fields=self._fresh.fields,
@@ -91,7 +128,7 @@ class StageRecord:
             )
         )
 
-    def _refuse_other_fields(self, stored: _Record) -> None:
+    def _refuse_other_fields(self, stored: Record) -> None:
         if stored.fingerprint == self._fresh.fingerprint:
             return
         diff = "\n  ".join(difference(stored.fields, self._fresh.fields))
@@ -101,17 +138,19 @@ class StageRecord:
             "Two ways out: use a new run directory (`--run DIR`), or put the old values back."
         )
 
-    def _store(self, record: _Record) -> None:
+    def _store(self, record: Record) -> None:
+        record = replace(record, checksum=_checksum(record))
         write_atomic(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1))
         self._stored = record
 
-    def _load(self) -> _Record | None:
-        if not self._path.exists():
-            return None
-        try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Record)
-        except msgspec.MsgspecError as error:
-            raise IntegrityError(
-                f"{self._path}: not a stage record ({error}). It was damaged after it was "
-                "written: remove it to have the stage redone."
-            ) from error
+
+def _checksum(record: Record) -> str:
+    plain = msgspec.json.encode(replace(record, checksum=""), order="deterministic")
+    return crc64_hex(crc64(plain))
+
+
+def _damaged(path: Path, name: str, reason: str) -> IntegrityError:
+    return IntegrityError(
+        f"{path}: not the stage record that was written ({reason}). Remove it and run "
+        f"`paceline {name}` again: what is whole is kept, and the rest is done anew."
+    )

@@ -1,6 +1,7 @@
 """`paceline score`: τ by really decoding held-out prompts, beside plain decoding."""
 
 import hashlib
+import logging
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -20,7 +21,7 @@ from paceline.flow.launch import map_items
 from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
-from paceline.recipe.stage import Report, StageRecord
+from paceline.recipe.stage import Report, StageRecord, read_record
 from paceline.score.aggregate import acceptance, cost, losslessness
 from paceline.score.prompt import Job, MethodResult, Prompt, PromptResult, PromptScorer
 from paceline.score.table import result_lines
@@ -28,6 +29,8 @@ from paceline.target.spec import read_spec
 from paceline.types.sample import Sample, Split, read_samples
 from paceline.watch.events import EventWriter
 from paceline.watch.progress import TokenProgress
+
+_LOG = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 RESULT = "result.json"
@@ -51,7 +54,7 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
             stage="score", skipped=True, numbers=record.report, lines=result_lines(result)
         )
     record.begin()
-    results = _score_all(recipe, run_dir, drafter, prompts)
+    results = _score_all(recipe, run_dir, drafter, prompts, record.fingerprint)
     result = _result(recipe, results, fields)
     path = run_dir.score / RESULT
     write_atomic(path, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
@@ -68,7 +71,11 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
 
 
 def _score_all(
-    recipe: Recipe, run_dir: RunDir, drafter: Path, prompts: Sequence[Prompt]
+    recipe: Recipe,
+    run_dir: RunDir,
+    drafter: Path,
+    prompts: Sequence[Prompt],
+    fingerprint: str,
 ) -> list[PromptResult]:
     job = Job(
         target=recipe.target,
@@ -83,7 +90,11 @@ def _score_all(
     ):
         done = {
             result.prompt_id: result
-            for result in (msgspec.convert(r["result"], PromptResult) for r in journal.records)
+            for result in (
+                msgspec.convert(r["result"], PromptResult)
+                for r in journal.records
+                if r.get("fingerprint") == fingerprint
+            )
         }
         left = [p for p in prompts if p.prompt_id not in done]
         events.emit("start", prompts=len(prompts), done=len(done))
@@ -93,7 +104,7 @@ def _score_all(
 
             def keep(prompt: Prompt, result: PromptResult) -> None:
                 nonlocal tokens
-                journal.append({"result": msgspec.to_builtins(result)})
+                journal.append({"fingerprint": fingerprint, "result": msgspec.to_builtins(result)})
                 done[prompt.prompt_id] = result
                 tokens += len(result.answer_ids)
                 progress.update(tokens)
@@ -118,14 +129,15 @@ def _scorer(job: Job) -> Callable[[Prompt], PromptResult]:
 
 
 def _best_drafter(run_dir: RunDir) -> tuple[Path, str]:
-    path = run_dir.checkpoints / "train.stage.json"
-    if not path.is_file():
+    stored = read_record(run_dir.checkpoints, "train")
+    if stored is None:
         raise DataError(f"{run_dir.checkpoints}: no trained drafter. Run `paceline train` first.")
-    stored: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    if not stored.get("outputs"):
-        raise DataError(f"{path}: the training has not ended. Run `paceline train` to its end.")
-    digest = hashlib.sha256(msgspec.json.encode(stored["outputs"], order="deterministic"))
-    return run_dir.checkpoints / stored["report"]["best"], digest.hexdigest()[:32]
+    if not stored.outputs:
+        raise DataError(
+            f"{run_dir.checkpoints}: the training has not ended. Run `paceline train` to its end."
+        )
+    digest = hashlib.sha256(msgspec.json.encode(stored.outputs, order="deterministic"))
+    return run_dir.checkpoints / stored.report["best"], digest.hexdigest()[:32]
 
 
 def _choose_prompts(recipe: Recipe, run_dir: RunDir) -> list[Prompt]:
@@ -135,11 +147,13 @@ def _choose_prompts(recipe: Recipe, run_dir: RunDir) -> list[Prompt]:
             by_split[sample.split].setdefault(sample.source, []).append(sample)
     datasets = by_split[Split.HELDOUT] or by_split[Split.VALIDATION]
     block = recipe.drafter.block_size
-    room = read_spec(Path(recipe.target.path)).max_position
-    room -= recipe.score.max_new_tokens + block + max(recipe.score.budgets, default=0)
+    # A tree of any budget reaches no further than a block.
+    room = read_spec(Path(recipe.target.path)).max_position - recipe.score.max_new_tokens - block
     chosen: list[Prompt] = []
+    too_long = 0
     for name in sorted(datasets):
         usable = [(s, p) for s in datasets[name] if len(p := _prompt_ids(s)) <= room]
+        too_long += len(datasets[name]) - len(usable)
         usable.sort(key=lambda pair: _lot(recipe.score.seed, pair[0].prompt_id))
         for sample, ids in usable[: recipe.score.max_prompts]:
             chosen.append(
@@ -150,6 +164,17 @@ def _choose_prompts(recipe: Recipe, run_dir: RunDir) -> list[Prompt]:
                     check_walk=False,
                 )
             )
+    if too_long and not chosen:
+        raise DataError(
+            f"score: all {too_long} held-out prompts are too long: of the target's positions "
+            f"{max(room, 0)} are left for a prompt beside score.max_new_tokens "
+            f"{recipe.score.max_new_tokens} and a block. Lower it, or give shorter ones."
+        )
+    if too_long:
+        _LOG.warning(
+            "%d held-out prompts are left out: longer than the %d tokens that the target has room "
+            "for beside its answer", too_long, room,
+        )  # fmt: skip
     if not chosen:
         raise DataError(
             "score: no held-out prompts. Give a source with `split: heldout`, or a "
@@ -160,8 +185,8 @@ def _choose_prompts(recipe: Recipe, run_dir: RunDir) -> list[Prompt]:
 
 def _mark_checked(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     """Spread the prompts whose walk is proved by decoding over all data sets."""
-    stride = max(1, len(prompts) // count) if count else len(prompts) + 1
-    marked = set(range(0, len(prompts), stride)) if count else set()
+    count = min(count, len(prompts))
+    marked = {number * len(prompts) // count for number in range(count)}
     return [replace(p, check_walk=i in marked) for i, p in enumerate(prompts)]
 
 

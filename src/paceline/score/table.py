@@ -20,16 +20,12 @@ def result_lines(result: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _tau_table(result: dict[str, Any]) -> Table:
-    table = Table(title="acceptance length τ (tokens per verification, bonus token included)")
-    table.add_column("method")
-    table.add_column("how")
-    table.add_column("τ pooled", justify="right")
-    table.add_column("95 %", justify="right")
-    table.add_column("τ by prompt", justify="right")
+    table = Table(title="acceptance length τ: tokens per verification, the target's own included")
     datasets = list(result["datasets"])
-    for dataset in datasets:
-        table.add_column(dataset, justify="right")
-    table.add_column("accepted to depth 1, 2, 3", justify="right")
+    for name in ("method", "how"):
+        table.add_column(name, no_wrap=True)
+    for name in ("τ", "95 %", "by prompt", *datasets, "depth 1, 2, 3 reached"):
+        table.add_column(name, justify="right")
     for name, pooled in result["pooled"].items():
         low, high = pooled["tau_interval"]
         table.add_row(
@@ -45,16 +41,14 @@ def _tau_table(result: dict[str, Any]) -> Table:
 
 
 def _cost_table(result: dict[str, Any]) -> Table:
-    table = Table(title="cost of a round in plain steps (CPU time), and the speed-up")
-    table.add_column("method")
-    table.add_column("verify", justify="right")
-    table.add_column("draft", justify="right")
-    table.add_column("measured CPU", justify="right")
-    table.add_column("measured wall", justify="right")
+    table = Table(
+        title="a round's cost in plain steps (CPU time); the speed-up, measured, and projected to "
+        "a verification that costs 1, 1.1, ... plain steps"
+    )
     costs = result["cost"]
-    steps = list(next(iter(costs.values()))["projected_free_draft"])
-    for step in steps:
-        table.add_column(f"if verify = {step}", justify="right")
+    steps = list(next(iter(costs.values()))["projected"])
+    for name in ("method", "verify", "draft", "CPU", "wall", *(f"at {step}" for step in steps)):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for name, cost in costs.items():
         table.add_row(
             name,
@@ -62,7 +56,7 @@ def _cost_table(result: dict[str, Any]) -> Table:
             f"{cost['draft']:.2f}",
             f"{cost['speedup_cpu']:.2f}x",
             f"{cost['speedup_wall']:.2f}x",
-            *(f"{cost['projected'][s]:.2f}x" for s in steps),
+            *(f"{cost['projected'][step]:.2f}x" for step in steps),
         )
     return table
 

@@ -76,7 +76,7 @@ class ModelFolder:
             return None
         try:
             tokenizer = msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError) as error:
             raise TargetError(f"{path}: not a tokenizer ({error}). Fetch it again.") from error
         vocabulary = tokenizer.model.vocab
         top = max(vocabulary.values(), default=-1) if isinstance(vocabulary, dict) else (
@@ -114,5 +114,5 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise TargetError(f"{path}: no such file. target.path must name a Transformers folder.")
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError) as error:
         raise TargetError(f"{path}: not a JSON object ({error}). Fetch it again.") from error

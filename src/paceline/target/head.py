@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch.nn import functional as F
 
-from paceline.durable.errors import TargetError
 from paceline.target.families import NormKind
 from paceline.target.folder import ModelFolder
+from paceline.target.weights import PREFIXES, TensorReader
 
-_PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 _LM_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 
 
@@ -36,13 +34,17 @@ class TargetHead:
         Raises TargetError where the folder is not supported or lacks one of them.
         """
         folder = ModelFolder(path)
-        reader = _TensorReader(folder)
-        embedding = reader.read([f"{p}embed_tokens.weight" for p in _PREFIXES], dtype, device)
+        reader = TensorReader(folder)
+        embedding = reader.read(
+            [f"{p}embed_tokens.weight" for p in PREFIXES], dtype=dtype, device=device
+        )
         tied = folder.get("tie_word_embeddings", folder.family.tie_word_embeddings)
         return cls(
             embedding=embedding,
-            lm_head=embedding if tied else reader.read(_LM_HEADS, dtype, device),
-            norm_weight=reader.read([f"{p}norm.weight" for p in _PREFIXES], dtype, device),
+            lm_head=embedding if tied else reader.read(_LM_HEADS, dtype=dtype, device=device),
+            norm_weight=reader.read(
+                [f"{p}norm.weight" for p in PREFIXES], dtype=dtype, device=device
+            ),
             norm_kind=folder.family.norm,
             eps=folder.get("rms_norm_eps", 1e-6),
         )
@@ -62,33 +64,3 @@ class TargetHead:
     def logits(self, last: torch.Tensor) -> torch.Tensor:
         """[..., H], already normed, to logits [..., V] in the tensors' dtype."""
         return F.linear(last, self.lm_head)
-
-
-class _TensorReader:
-    def __init__(self, folder: ModelFolder) -> None:
-        self._path = folder.path
-        self._files = folder.weights()
-        single = self._files.get("")
-        if single is not None:
-            with _open(single) as file:
-                self._files = dict.fromkeys(file.keys(), single)
-
-    def read(
-        self, names: list[str] | tuple[str, ...], dtype: torch.dtype, device: str | torch.device
-    ) -> torch.Tensor:
-        """The tensor under the first of `names` that the checkpoint has."""
-        name = next((n for n in names if n in self._files), None)
-        if name is None:
-            raise TargetError(
-                f"{self._path}: the weights have no tensor {names[0]!r} (looked for "
-                f"{', '.join(names)}). The folder is incomplete: fetch the target again."
-            )
-        with _open(self._files[name]) as file:
-            return file.get_tensor(name).to(device=device, dtype=dtype)
-
-
-def _open(path: Path) -> safe_open:
-    try:
-        return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise TargetError(f"{path}: not a safetensors file ({error}). Fetch it again.") from error

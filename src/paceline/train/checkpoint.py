@@ -18,6 +18,7 @@ from paceline.recipe.fingerprint import digest_file
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 SUMS = "checksums.json"
+_FOLDERS = "step_*[0-9]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def verify_checkpoint(folder: Path) -> None:
     """Raise ShardDamaged, naming the file, unless every file is as it was written."""
     try:
         sums = msgspec.json.decode((folder / SUMS).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
         raise ShardDamaged(f"{folder / SUMS}: cannot be read ({error}).") from error
     for name in (WEIGHTS, CONFIG, OPTIMIZER, STATE):
         path = folder / name
@@ -99,14 +100,31 @@ def read_state(folder: Path) -> TrainState:
 def newest_checkpoint(root: Path) -> tuple[Path | None, tuple[str, ...]]:
     """The newest checkpoint whose checksums hold, and why newer ones were passed over."""
     passed_over = []
-    for folder in sorted(root.glob("step_*[0-9]"), reverse=True):
-        try:
-            verify_checkpoint(folder)
-        except IntegrityError as error:
-            passed_over.append(str(error))
-            continue
-        return folder, tuple(passed_over)
+    for folder in sorted(root.glob(_FOLDERS), reverse=True):
+        damage = _damage(folder)
+        if not damage:
+            return folder, tuple(passed_over)
+        passed_over.append(damage)
     return None, tuple(passed_over)
+
+
+def intact_checkpoints(root: Path) -> list[Path]:
+    """The checkpoints whose checksums hold, oldest first."""
+    return [folder for folder in sorted(root.glob(_FOLDERS)) if not _damage(folder)]
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what a killed run was writing, or removing, when it died."""
+    for folder in root.glob("step_*.partial"):
+        shutil.rmtree(folder)
+
+
+def _damage(folder: Path) -> str:
+    try:
+        verify_checkpoint(folder)
+    except IntegrityError as error:
+        return str(error)
+    return ""
 
 
 def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:

@@ -1,5 +1,6 @@
 """`paceline train`: the drafter, trained on the stored features."""
 
+import hashlib
 import logging
 import platform
 import shutil
@@ -15,7 +16,7 @@ import paceline
 from paceline.drafter.build import choose_mask_token, drafter_config, new_drafter
 from paceline.drafter.checkpoint import CONFIG, WEIGHTS, load_drafter
 from paceline.drafter.dflash import DFlash
-from paceline.durable.errors import DataError
+from paceline.durable.errors import DataError, RecipeChanged
 from paceline.features.reader import FeatureReader
 from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
@@ -26,8 +27,10 @@ from paceline.target.spec import TargetSpec, read_spec
 from paceline.target.template import special_token_ids, template_digest
 from paceline.train.checkpoint import (
     TrainState,
+    intact_checkpoints,
     newest_checkpoint,
     read_state,
+    remove_leftovers,
     restore_optimizer,
 )
 from paceline.train.evaluate import CHOOSING
@@ -52,6 +55,12 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
     """
     reader = FeatureReader(run_dir.features)
     spec = read_spec(Path(recipe.target.path))
+    if reader.manifest.target_identity != spec.identity:
+        raise RecipeChanged(
+            f"{run_dir.features}: the features are those of another target (identity "
+            f"{reader.manifest.target_identity}) than {recipe.target.path} ({spec.identity}). Put "
+            "that target back, or use a new run directory (`--run DIR`)."
+        )
     record = StageRecord(run_dir.checkpoints, "train", _fields(recipe, reader, spec))
     if record.is_done():
         return Report(stage="train", skipped=True, numbers=record.report)
@@ -71,12 +80,15 @@ def _train(
     torch.set_num_threads(recipe.train.threads)
     device = recipe.train.device
     data, used = _data(recipe, run_dir, reader)
+    remove_leftovers(run_dir.checkpoints)
     newest, passed_over = newest_checkpoint(run_dir.checkpoints)
     for reason in passed_over:
         _LOG.warning("passed over: %s", reason)
     state = _fresh_state(record.fingerprint)
     if newest is not None:
-        drafter, state = load_drafter(newest, device=device), read_state(newest)
+        state = read_state(newest)
+        _refuse_foreign(newest, state, record.fingerprint)
+        drafter = load_drafter(newest, device=device)
         _tell_drift(state.software)
     else:
         drafter = _new_drafter(recipe, reader, spec, used).to(device)
@@ -139,20 +151,28 @@ def _finish(
 
 def best_checkpoint(root: Path) -> Path:
     """The checkpoint of highest simulated τ; of equal ones, or without any, the newest."""
-    folders = sorted(root.glob("step_*[0-9]"))
+    folders = intact_checkpoints(root)
     if not folders:
-        raise DataError(f"{root}: no checkpoint. Run `paceline train` first.")
+        raise DataError(f"{root}: no intact checkpoint. Run `paceline train` again.")
     return max(folders, key=lambda f: (read_state(f).tau.get(CHOOSING, 0.0), f.name))
 
 
 def _prune(root: Path, keep: int) -> None:
     best = best_checkpoint(root)
-    for folder in sorted(root.glob("step_*[0-9]"))[:-keep]:
+    for folder in intact_checkpoints(root)[:-keep]:
         if folder != best:
             # Renamed first: a folder that is being removed must not look like a checkpoint.
             doomed = folder.with_name(folder.name + ".partial")
             folder.rename(doomed)
             shutil.rmtree(doomed)
+
+
+def _refuse_foreign(folder: Path, state: TrainState, fingerprint: str) -> None:
+    if state.fingerprint != fingerprint:
+        raise RecipeChanged(
+            f"{folder}: a checkpoint of another recipe or of other features. Use a new run "
+            "directory (`--run DIR`), or remove the checkpoints to train anew."
+        )
 
 
 def _data(recipe: Recipe, run_dir: RunDir, reader: FeatureReader) -> tuple[TrainData, set[int]]:
@@ -163,6 +183,11 @@ def _data(recipe: Recipe, run_dir: RunDir, reader: FeatureReader) -> tuple[Train
         used.update(sample.input_ids)
     by_split: dict[Split, list[int]] = {split: [] for split in Split}
     for index, sample_id in enumerate(reader.sample_ids):
+        if sample_id not in splits:
+            raise DataError(
+                f"{run_dir.features}: sample {sample_id} is not in {run_dir.samples(recipe)}. The "
+                "features are those of another corpus: run `paceline extract` again."
+            )
         by_split[splits[sample_id]].append(index)
     if not by_split[Split.TRAIN]:
         raise DataError(f"{run_dir.features}: no training samples. See the report of `prepare`.")
@@ -229,12 +254,22 @@ def _fresh_state(fingerprint: str) -> TrainState:
 def _software() -> dict[str, str]:
     return {
         "paceline": paceline.__version__,
+        "source": _source_hash(),
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
+
+
+def _source_hash() -> str:
+    """Of the package's own code: versions do not tell one edit from another."""
+    digest = hashlib.sha256()
+    root = Path(paceline.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _tell_drift(saved: dict[str, str]) -> None:

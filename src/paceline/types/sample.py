@@ -71,7 +71,7 @@ def read_samples(path: Path) -> Iterator[Sample]:
         for number, line in enumerate(lines, start=1):
             try:
                 yield decoder.decode(line)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeError) as error:
                 raise DataError(
                     f"{path}, line {number}: not a sample ({error}). The file was damaged after "
                     "it was written: remove the stage's folder and run the stage again."

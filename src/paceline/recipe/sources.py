@@ -1,0 +1,28 @@
+"""The data sets of a recipe: what they are called, and what identifies them."""
+
+from pathlib import Path
+
+from paceline.recipe.fingerprint import Fields, digest_file, flatten
+from paceline.recipe.schema import Recipe, SourceRecipe
+
+
+def name_of(source: SourceRecipe) -> str:
+    """The name of a data set in reports and samples."""
+    return source.name or Path(source.path).stem
+
+
+def source_fields(recipe: Recipe) -> Fields:
+    """Names, contents and use of the sources, whatever their paths; reads the files.
+
+    Raises DataError where one is missing.
+    """
+    sources = [
+        {
+            "name": name_of(source),
+            "content": digest_file(Path(source.path)),
+            "split": source.split,
+            "limit": source.limit,
+        }
+        for source in recipe.corpus.sources
+    ]
+    return flatten({"sources": sources})

@@ -1,0 +1,153 @@
+"""A stage alone builds on earlier ones only where this recipe made them and they are whole."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from paceline.cli.main import main
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.stage import read_record
+from tiny_run import tiny_project
+
+STAGES = ("prepare", "regenerate", "extract", "train", "score")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A project, and in it a run of all stages but the score."""
+    root = tmp_path_factory.mktemp("finished")
+    tiny_project(root)
+    for stage in STAGES[:-1]:
+        assert main([stage, str(root / "recipe.yaml"), "--run", str(root / "run")]) == 0
+    return root
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> RunDir:
+    return RunDir(shutil.copytree(finished / "run", tmp_path / "run"))
+
+
+def go(stage: str, run: RunDir, finished: Path, *changes: str) -> int:
+    sets = [word for change in changes for word in ("--set", change)]
+    return main([stage, str(finished / "recipe.yaml"), "--run", str(run.root), *sets])
+
+
+def contents(run: RunDir) -> dict[Path, bytes]:
+    left_out = (run.events, run.root / "owner.lock")
+    return {
+        p: p.read_bytes()
+        for p in run.root.rglob("*")
+        if p.is_file() and not any(p.is_relative_to(folder) for folder in left_out)
+    }
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "said"),
+    [
+        ("score", "corpus.max_length=60", "corpus.max_length: 64 -> 60"),
+        ("train", "corpus.seed=1", "corpus.seed: 0 -> 1"),
+        ("regenerate", "corpus.template_args={a: 1}", "corpus.template_args.a: '(absent)' -> 1"),
+        ("extract", "corpus.sources.0.limit=9", "sources.0.limit: None -> 9"),
+        ("score", "corpus.sources.1.name=other", "sources.1.name: 'held' -> 'other'"),
+        ("extract", "regenerate.max_new_tokens=7", "regenerate.max_new_tokens: 8 -> 7"),
+        ("score", "regenerate.enabled=false", "regenerate.enabled: True -> False"),
+        ("extract", "target.dtype=bfloat16", "target.dtype: 'float32' -> 'bfloat16'"),
+        ("train", "extract.num_taps=2", "extract.layer_ids.2: 3 -> '(absent)'"),
+        ("score", "extract.taps=[1, 2]", "extract.layer_ids.2: 3 -> '(absent)'"),
+        ("train", "extract.dtype=float32", "extract.dtype: 'bfloat16' -> 'float32'"),
+        ("score", "drafter.layers=2", "drafter.layers: 1 -> 2"),
+        ("score", "train.betas=[0.9, 0.99]", "train.betas.1: 0.95 -> 0.99"),
+    ],
+)
+def test_a_change_of_an_earlier_stage_is_refused_by_a_later_one(
+    run, finished, capsys, stage, change, said
+):
+    before = contents(run)
+    assert go(stage, run, finished, change) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert f"which {stage} builds on" in err
+    assert contents(run) == before, "refused before any work"
+
+
+@pytest.mark.parametrize(
+    "change", ["target.threads=2", "extract.batch_tokens=300", "extract.taps=[1, 2, 3]"]
+)
+def test_what_determines_no_content_is_no_change(run, finished, change):
+    assert go("train", run, finished, change) == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "folder", "missing"),
+    [
+        ("regenerate", "corpus", "prepare"),
+        ("extract", "corpus", "prepare"),
+        ("train", "features", "extract"),
+        ("score", "checkpoints", "train"),
+    ],
+)
+def test_a_missing_stage_is_named(run, finished, capsys, stage, folder, missing):
+    shutil.rmtree(run.root / folder)
+    assert go(stage, run, finished) == 2
+    assert f"`paceline {missing}` has not come to its end here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "gone"])
+@pytest.mark.parametrize(
+    ("stage", "pattern", "maker"),
+    [
+        ("regenerate", "corpus/prepared.jsonl", "prepare"),
+        ("extract", "corpus/regenerated.jsonl", "regenerate"),
+        ("train", "corpus/regenerated.jsonl", "regenerate"),
+        ("train", "features/manifest.json", "extract"),
+        ("score", "corpus/regenerated.jsonl", "regenerate"),
+        ("score", "checkpoints/BEST/model.safetensors", "train"),
+        ("score", "checkpoints/BEST/config.json", "train"),
+    ],
+)
+def test_a_damaged_input_is_never_used(run, finished, capsys, stage, pattern, maker, harm):
+    record = read_record(run.checkpoints, "train")
+    assert record is not None
+    path = run.root / pattern.replace("BEST", record.report["best"])
+    whole = path.read_bytes()
+    path.unlink()
+    if harm != "gone":
+        at = len(whole) // 2
+        path.write_bytes(
+            whole[:at] if harm == "cut" else whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        )
+    # The stage starts from nothing, so no fingerprint of its own could tell.
+    for record in run.root.rglob(f"{stage}.stage.json"):
+        record.unlink()
+    assert go(stage, run, finished) == 1
+    err = capsys.readouterr().err
+    assert f"{path}: missing, or not as `paceline {maker}` wrote it" in err
+    assert "Traceback" not in err
+    assert go(maker, run, finished) == 0
+    assert path.read_bytes() == whole
+
+
+def test_another_targets_answers_and_states_are_refused(run, finished, tmp_path, capsys):
+    other = shutil.copytree(finished / "target", tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    change = f"target.path={other}"
+    shutil.rmtree(run.checkpoints)
+    assert go("train", run, finished, change) == 2
+    assert "the features are those of another target" in capsys.readouterr().err
+    shutil.rmtree(run.features)
+    assert go("extract", run, finished, change) == 2
+    assert "the answers are those of another target" in capsys.readouterr().err
+
+
+def test_a_score_of_another_recipe_is_never_mixed_in(run, finished, capsys):
+    """The journal outlives a record that was removed by hand, as its own error advises."""
+    assert go("score", run, finished) == 0
+    (run.score / "score.stage.json").unlink()
+    assert go("score", run, finished, "score.max_new_tokens=3") == 0
+    result = json.loads((run.score / "result.json").read_bytes())
+    assert {len(p["answer_ids"]) for p in result["prompts"]} == {3}

@@ -1,0 +1,85 @@
+"""The stage record: done is a statement about bytes, its own included."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.durable.errors import IntegrityError, RecipeChanged
+from paceline.recipe.stage import StageRecord, changed_outputs, read_record
+
+FIELDS = {"corpus.seed": 0, "train.epochs": 1.5, "train.eps": 1e-08, "name": "ä"}
+
+
+def finished(folder) -> bytes:
+    folder.mkdir(exist_ok=True)
+    output = folder / "output"
+    output.write_bytes(b"0123456789")
+    record = StageRecord(folder, "train", FIELDS)
+    record.begin()
+    record.finish([output], {"best": "step_000026", "tau": {"chain": 1.25}, "steps": 26})
+    return (folder / "train.stage.json").read_bytes()
+
+
+def test_a_record_reads_back_as_it_was_written(tmp_path):
+    finished(tmp_path)
+    record = read_record(tmp_path, "train")
+    assert record is not None
+    assert record.fields == FIELDS
+    assert record.report["best"] == "step_000026"
+    assert changed_outputs(tmp_path, record) == []
+    assert StageRecord(tmp_path, "train", FIELDS).is_done()
+    assert read_record(tmp_path, "score") is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_no_change_to_the_record_passes_for_the_record(tmp_path_factory, data):
+    """Any byte replaced: found out, or what is read is what was written."""
+    folder = tmp_path_factory.mktemp("record")
+    written = finished(folder)
+    wanted = read_record(folder, "train")
+    at = data.draw(st.integers(0, len(written) - 1))
+    byte = data.draw(st.integers(0, 255))
+    (folder / "train.stage.json").write_bytes(written[:at] + bytes([byte]) + written[at + 1 :])
+    try:
+        found = read_record(folder, "train")
+    except IntegrityError:
+        return
+    assert found is not None
+    if found.checksum:
+        assert found == wanted
+    else:
+        assert found.fields == FIELDS, "the fingerprint still covers the fields"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, -1])
+def test_a_torn_record_is_refused(tmp_path, cut):
+    written = finished(tmp_path)
+    (tmp_path / "train.stage.json").write_bytes(written[:cut])
+    with pytest.raises(
+        IntegrityError, match=r"train\.stage\.json: .*Remove it and run `paceline train`"
+    ):
+        StageRecord(tmp_path, "train", FIELDS)
+
+
+@pytest.mark.parametrize("harm", [b"", b"0123", b"0123456780", None])
+def test_a_changed_output_makes_the_stage_undone(tmp_path, harm):
+    finished(tmp_path)
+    output = tmp_path / "output"
+    output.unlink()
+    if harm is not None:
+        output.write_bytes(harm)
+    assert not StageRecord(tmp_path, "train", FIELDS).is_done()
+
+
+def test_other_fields_are_refused_with_each_difference(tmp_path):
+    finished(tmp_path)
+    with pytest.raises(RecipeChanged, match=r"corpus\.seed: 0 -> 3\n"):
+        StageRecord(tmp_path, "train", FIELDS | {"corpus.seed": 3}).is_done()
+
+
+def test_beginning_removes_what_dead_processes_left(tmp_path):
+    dead = tmp_path / "file.999999999.partial"
+    dead.write_bytes(b"half")
+    assert StageRecord(tmp_path, "train", FIELDS).begin() == [dead.name]
+    assert not dead.exists()
