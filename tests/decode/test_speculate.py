@@ -125,13 +125,16 @@ def test_t_78_a_random_drafter_stays_near_one(target, drafter, monkeypatch):
     assert 1.0 <= sum(rounds) / len(rounds) < 1.1
 
 
-@pytest.mark.parametrize("with_end", [False, True])
+@pytest.mark.parametrize("end_at", [None, 20, 32, 33, 34, 35])
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_the_walk_gives_the_rounds_of_real_decoding(target, drafter, monkeypatch, prompt, with_end):
-    """With a drafter that is often right, so that paths of every length occur."""
+def test_the_walk_gives_the_rounds_of_real_decoding(target, drafter, monkeypatch, prompt, end_at):
+    """With a drafter that is often right, so that paths of every length occur.
+
+    The end token may also lie just behind the limit, inside the last round.
+    """
     limit, budgets = 33, (2, 7, 16)
-    free = plain(target, drafter, prompt, limit)
-    eos = frozenset({free.ids[20]}) if with_end else frozenset()
+    free = plain(target, drafter, prompt, limit + drafter.config.block_size)
+    eos = frozenset() if end_at is None else frozenset({free.ids[end_at]})
     block = drafter.config.block_size
     answer = plain(target, drafter, prompt, limit + block - 1, eos)
     ids = torch.tensor([*prompt, *answer.ids])
@@ -151,10 +154,10 @@ def test_the_walk_gives_the_rounds_of_real_decoding(target, drafter, monkeypatch
         real = decode_speculative(
             target, drafter, target.head, prompt, max_new_tokens=limit, eos_ids=eos, budget=budget
         )
-        ended = with_end and len(answer.ids) <= limit
-        walked = walk_rounds(depths[method_name(budget)], stop=stop, ended=ended)
+        end = len(answer.ids) if answer.finish == "stop" else None
+        walked = walk_rounds(depths[method_name(budget)], stop=stop, end=end)
         assert walked == real.rounds, method_name(budget)
-    if not with_end:
+    if end_at is None:
         assert max(depths[method_name(16)]) >= 2, "paths of every length occur"
 
 

@@ -36,7 +36,7 @@ _LOOKED_AT = 20
 """Rows of each file that are read to see whether its form is known."""
 
 _GAMMAS = {8: 4.0, 10: 5.0, 16: 7.0}
-"""Slot weight decay by block size, as in the DFlash paper (algorithms.md, A.1.4)."""
+"""Slot weight decay by block size, as in the DFlash paper (docs/algorithms.md, "Training step")."""
 
 
 @dataclass(frozen=True, kw_only=True)

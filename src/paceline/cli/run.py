@@ -1,6 +1,7 @@
 """`paceline run`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 from paceline.cli.stages import StageArgs, open_run, run_stages
@@ -22,12 +23,27 @@ class Args(StageArgs):
     """  # noqa: D205
 
 
+def _target_notes(path: Path) -> list[str]:
+    """What a stage at the end would refuse is said before the hours that lead there."""
+    from paceline.target.families import LayerKind
+    from paceline.target.folder import ModelFolder
+
+    folder = ModelFolder(path)
+    kinds = set(folder.family.layer_kinds(folder.config)) - {LayerKind.FULL}
+    if not kinds:
+        return []
+    names = ", ".join(sorted(kind.value for kind in kinds))
+    return [
+        f"this target has {names} layers: everything but `score` works with it, which will refuse."
+    ]
+
+
 def run(args: Args) -> int:
     """Run the command; the exit code."""
     started = monotonic()
     recipe, run_dir = open_run(args, "run")
     say(f"run {recipe.name} in {run_dir.root}")
-    for note in notes(recipe):
+    for note in (*notes(recipe), *_target_notes(Path(recipe.target.path))):
         say(f"note: {note}")
     code = run_stages([name for name, _ in STAGES], recipe, run_dir)
     header("finished" if code == 0 else "finished, with parts not done")

@@ -116,5 +116,10 @@ def _decode(number: int, raw: bytes) -> RawRow:
         return RawRow(number, raw, None, RowRejected("bad_json", str(error)))
     if not isinstance(value, dict):
         kind = type(value).__name__
-        return RawRow(number, raw, None, RowRejected("not_an_object", f"the row is a {kind}"))
+        return RawRow(number, raw, None, RowRejected("not_an_object", _not_an_object(kind)))
     return RawRow(number, raw, value)
+
+
+def _not_an_object(kind: str) -> str:
+    hint = "; a file that is one JSON array has to end in .json" if kind == "list" else ""
+    return f"the row is a {kind}{hint}"

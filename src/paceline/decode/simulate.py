@@ -75,13 +75,14 @@ def accepted_depths(
     return found
 
 
-def walk_rounds(depths: Sequence[int], *, stop: int, ended: bool) -> tuple[int, ...]:
+def walk_rounds(depths: Sequence[int], *, stop: int, end: int | None) -> tuple[int, ...]:
     """The rounds of real decoding, from the accepted depth at every anchor of an answer.
 
     Args:
         depths: accepted drafted tokens with the anchor at answer token i, for each i.
         stop: decoding ends once this many answer tokens stand.
-        ended: whether answer token `stop - 1` is the end token, which cuts the last round.
+        end: number of answer tokens up to the end token, which cuts the round that meets it (it
+            may lie behind `stop`); None where the answer is not known to end.
 
     Returns:
         Tokens committed by each round, as in `Decoded.rounds`.
@@ -90,7 +91,7 @@ def walk_rounds(depths: Sequence[int], *, stop: int, ended: bool) -> tuple[int, 
     rounds, anchor = [], 0
     while anchor + 1 < stop:
         committed = depths[anchor] + 1
-        rounds.append(min(committed, stop - 1 - anchor) if ended else committed)
+        rounds.append(committed if end is None else min(committed, end - 1 - anchor))
         anchor += committed
     return tuple(rounds)
 

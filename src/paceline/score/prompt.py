@@ -170,9 +170,9 @@ class PromptScorer:
             anchors.to(device),
             budgets,
         )
-        ended = answer_length == len(plain.ids) and plain.finish == "stop"
+        end = len(plain.ids) if plain.finish == "stop" else None
         return {
-            name: walk_rounds(values, stop=answer_length, ended=ended)
+            name: walk_rounds(values, stop=answer_length, end=end)
             for name, values in depths.items()
         }
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 _WIDTH = 100
+"""Columns of a terminal that shows the tables unbroken."""
 
 
 def result_lines(result: dict[str, Any]) -> tuple[str, ...]:
@@ -24,8 +25,8 @@ def _tau_table(result: dict[str, Any]) -> Table:
     datasets = list(result["datasets"])
     for name in ("method", "how"):
         table.add_column(name, no_wrap=True)
-    for name in ("τ", "95 %", "by prompt", *datasets, "depth 1, 2, 3 reached"):
-        table.add_column(name, justify="right")
+    for name in ("τ", "95 %", "by prompt", *datasets, "depth 1, 2, 3"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, pooled in result["pooled"].items():
         low, high = pooled["tau_interval"]
         table.add_row(
@@ -33,7 +34,7 @@ def _tau_table(result: dict[str, Any]) -> Table:
             pooled["how"],
             f"{pooled['tau']:.3f}",
             f"{low:.2f}-{high:.2f}",
-            f"{pooled['tau_prompt_mean']:.3f}",
+            f"{pooled['tau_prompt_mean']:.2f}",
             *(f"{result['datasets'][d][name]['tau']:.2f}" for d in datasets),
             " ".join(f"{share:.2f}" for share in pooled["by_depth"][:3]) or "-",
         )

@@ -17,7 +17,7 @@ def self_check(target: Target, batch: TokenBatch, taps: tuple[int, ...]) -> None
     The first samples of `batch`, cut short, are captured together (padding included) and then
     run by the model one by one, with all hidden states and logits. Tap i has to be
     `hidden_states[i + 1]`, and lm_head(last) has to reproduce the model's argmax, but for
-    tokens whose two best logits are a rounding apart (algorithms.md, section G, 7 and 8).
+    tokens whose two best logits are a rounding apart (docs/algorithms.md, "Pitfalls", 7).
 
     Raises TargetError that names what differs, and where.
     """

@@ -6,7 +6,7 @@ from paceline.durable.errors import RecipeError
 
 
 def default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:
-    """Ids spread evenly from layer 1 to the third from the end (algorithms.md, A.1.1).
+    """Ids spread evenly from layer 1 to the third from the end (docs/algorithms.md, "DFlash").
 
     One tap is the middle layer. Raises RecipeError where so many do not fit.
     """
@@ -19,8 +19,9 @@ def default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:
         taps = tuple(round(1 + i * span / (num_taps - 1)) for i in range(num_taps))
     if list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] >= num_layers - 1:
         raise RecipeError(
-            f"extract.num_taps: {num_taps} taps do not fit between layers 1 and {num_layers - 3} "
-            f"of a target with {num_layers} layers. Ask for fewer, or name them in extract.taps."
+            f"extract.num_taps: {num_taps} taps do not fit into a target with {num_layers} layers, "
+            "spread from the second to the third from the end. Ask for fewer, or name them in "
+            "extract.taps."
         )
     return taps
 
