@@ -15,6 +15,9 @@ from paceline.target.head import TargetHead
 
 CHAIN = "chain"
 
+_LOGITS = 1 << 24
+"""Logits that exist at a time, 64 MiB: memory depends on neither anchors nor vocabulary."""
+
 
 def method_name(budget: int | None) -> str:
     """`chain`, or `ddtree-M`."""
@@ -29,8 +32,6 @@ def accepted_depths(
     loss_mask: torch.Tensor,
     anchors: torch.Tensor,
     budgets: Sequence[int],
-    *,
-    chunk: int = 32,
 ) -> dict[str, list[int]]:
     """Drafted tokens that would be accepted at each anchor, by the chain and by each budget.
 
@@ -42,7 +43,6 @@ def accepted_depths(
         loss_mask: bool [S], true on the answer.
         anchors: int64 [A].
         budgets: draft-tree budgets.
-        chunk: anchors whose logits exist at a time.
 
     Returns:
         Method name to A depths.
@@ -54,14 +54,14 @@ def accepted_depths(
     with torch.inference_mode():
         positions = torch.arange(taps.shape[0], device=taps.device)
         contexts = drafter.contexts(taps.to(drafter.fc.weight.dtype), positions)
-        for part in anchors.split(chunk):
+        for part in anchors.split(max(1, _LOGITS // ((block - 1) * head.lm_head.shape[0]))):
             labels, valid = block_targets(input_ids, loss_mask, part, block)
             ids = torch.full((part.numel(), block), drafter.config.mask_token_id).to(part.device)
             ids[:, 0] = input_ids[part]
             document = Document(rows=slice(None), blocks=slice(None))
             hidden = drafter.draft(head.embed(ids), part, contexts, [document])
-            for row in range(part.numel()):
-                logits = head.logits(hidden[row]).float()
+            all_logits = head.logits(hidden).float()
+            for row, logits in enumerate(all_logits):
                 wanted = labels[row][: int(valid[row].sum())].tolist()
                 found[CHAIN].append(_prefix_match(logits.argmax(dim=-1).tolist(), wanted))
                 if not budgets:

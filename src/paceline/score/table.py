@@ -14,6 +14,7 @@ def result_lines(result: dict[str, Any]) -> tuple[str, ...]:
     """Lines of text for a decoded result.json."""
     console = Console(width=_WIDTH, record=True, file=io.StringIO(), color_system=None)
     console.print(_tau_table(result))
+    console.print(_dataset_table(result))
     if result["cost"]:
         console.print(_cost_table(result))
     lines = [line.rstrip() for line in console.export_text().splitlines()]
@@ -22,11 +23,10 @@ def result_lines(result: dict[str, Any]) -> tuple[str, ...]:
 
 def _tau_table(result: dict[str, Any]) -> Table:
     table = Table(title="acceptance length τ: tokens per verification, the target's own included")
-    datasets = list(result["datasets"])
     for name in ("method", "how"):
-        table.add_column(name, no_wrap=True)
-    for name in ("τ", "95 %", "by prompt", *datasets, "depth 1, 2, 3"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name)
+    for name in ("τ", "95 %", "mean of prompts", "rounds", "reached depth 1, 2, 3"):
+        table.add_column(name, justify="right")
     for name, pooled in result["pooled"].items():
         low, high = pooled["tau_interval"]
         table.add_row(
@@ -34,10 +34,23 @@ def _tau_table(result: dict[str, Any]) -> Table:
             pooled["how"],
             f"{pooled['tau']:.3f}",
             f"{low:.2f}-{high:.2f}",
-            f"{pooled['tau_prompt_mean']:.2f}",
-            *(f"{result['datasets'][d][name]['tau']:.2f}" for d in datasets),
+            f"{pooled['tau_prompt_mean']:.3f}",
+            str(pooled["rounds"]),
             " ".join(f"{share:.2f}" for share in pooled["by_depth"][:3]) or "-",
         )
+    return table
+
+
+def _dataset_table(result: dict[str, Any]) -> Table:
+    table = Table(title="τ by data set")
+    table.add_column("data set", overflow="fold")
+    table.add_column("prompts", justify="right")
+    methods = list(result["pooled"])
+    for method in methods:
+        table.add_column(method, justify="right")
+    for dataset, found in result["datasets"].items():
+        prompts = str(found[methods[0]]["prompts"])
+        table.add_row(dataset, prompts, *(f"{found[method]['tau']:.3f}" for method in methods))
     return table
 
 
@@ -49,7 +62,7 @@ def _cost_table(result: dict[str, Any]) -> Table:
     costs = result["cost"]
     steps = list(next(iter(costs.values()))["projected"])
     for name in ("method", "verify", "draft", "CPU", "wall", *(f"at {step}" for step in steps)):
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name == "method" else "right")
     for name, cost in costs.items():
         table.add_row(
             name,
