@@ -226,7 +226,7 @@ def test_overlap_is_reported_per_heldout_source(tmp_path, run_dir):
     overlap = report.numbers["overlap"]["bench"]
     assert (overlap["touched_prompts"], overlap["touched_fraction"]) == (1, 0.5)
     assert (overlap["shared_grams"], overlap["grams"]) == (2, 3)
-    assert any("1 of 2 prompts share a 8-gram" in line for line in report.lines)
+    assert any("1 of 2 prompts share a run of 8 words" in line for line in report.lines)
 
 
 def test_a_second_run_does_nothing_and_damage_is_redone(tmp_path, run_dir):

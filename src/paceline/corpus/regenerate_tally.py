@@ -102,7 +102,7 @@ class AnswerTally:
             yield f"  {count} {reason}"
         yield (
             f"{self.finish['stop']} answers came to their end, {self.finish['length']} were cut, "
-            f"{self.loops} went round in circles"
+            f"{self.loops} were loops"
         )
         yield f"{self.tokens} tokens generated, {self.loss_tokens} of them to train on"
         if self.finish["length"] > self.finish["stop"]:

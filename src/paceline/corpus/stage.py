@@ -235,7 +235,7 @@ class _Work:
         for name, count in self._overlap.counts().items():
             yield (
                 f"overlap of {name} with the training prompts: {count.touched_prompts} of "
-                f"{count.prompts} prompts share a {GRAM}-gram, "
+                f"{count.prompts} prompts share a run of {GRAM} words, "
                 f"{count.shared_grams} of {count.grams} {GRAM}-grams"
             )
 

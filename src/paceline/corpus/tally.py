@@ -122,9 +122,12 @@ class Tally:
                 yield f"  {count} {reason}"
         for split in Split:
             if self.samples[split]:
+                # Prompts that are still to be answered have no trainable token yet.
+                trainable = self.loss_tokens[split]
+                what = "samples" if trainable else "prompts"
+                tail = f", {trainable} trainable" if trainable else ""
                 yield (
-                    f"{split.value}: {self.samples[split]} samples, {self.tokens[split]} tokens, "
-                    f"{self.loss_tokens[split]} trainable"
+                    f"{split.value}: {self.samples[split]} {what}, {self.tokens[split]} tokens{tail}"
                 )
         if self.truncated:
             yield f"{self.truncated} samples were cut to corpus.max_length"
