@@ -125,9 +125,10 @@ class Tally:
                 # Prompts that are still to be answered have no trainable token yet.
                 trainable = self.loss_tokens[split]
                 what = "samples" if trainable else "prompts"
-                tail = f", {trainable} trainable" if trainable else ""
+                rest = f", {trainable} trainable" if trainable else ""
                 yield (
-                    f"{split.value}: {self.samples[split]} {what}, {self.tokens[split]} tokens{tail}"
+                    f"{split.value}: {self.samples[split]} {what}, "
+                    f"{self.tokens[split]} tokens{rest}"
                 )
         if self.truncated:
             yield f"{self.truncated} samples were cut to corpus.max_length"
