@@ -1,7 +1,7 @@
 import pytest
-from tiny_models import tiny_model
 
 from paceline.cli.run import _target_notes
+from tiny_models import tiny_model
 
 
 @pytest.mark.parametrize(("kind", "noted"), [("llama", False), ("qwen3_5", True)])

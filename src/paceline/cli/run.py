@@ -6,6 +6,7 @@ from time import monotonic
 
 from paceline.cli.stages import StageArgs, open_run, run_stages
 from paceline.cli.terminal import duration, header, say
+from paceline.durable.errors import TargetError
 from paceline.pipeline import STAGES
 from paceline.recipe.check import notes
 
@@ -28,8 +29,11 @@ def _target_notes(path: Path) -> list[str]:
     from paceline.target.families import LayerKind
     from paceline.target.folder import ModelFolder
 
-    folder = ModelFolder(path)
-    kinds = set(folder.family.layer_kinds(folder.config)) - {LayerKind.FULL}
+    try:
+        folder = ModelFolder(path)
+        kinds = {*folder.family.layer_kinds(folder.config)} - {LayerKind.FULL}
+    except (TargetError, LookupError, ValueError):
+        return []  # The first stage that reads the target says what is wrong with it.
     if not kinds:
         return []
     names = ", ".join(sorted(kind.value for kind in kinds))
