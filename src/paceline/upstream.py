@@ -7,7 +7,7 @@ they are what the recipe asks for, only this look at the records of the earlier 
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.durable.errors import IntegrityError, RecipeChanged, UserError
+from paceline.durable.errors import DataError, IntegrityError, RecipeChanged, UserError
 from paceline.recipe.fingerprint import Fields, difference, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
@@ -65,7 +65,11 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
     asked = flatten(recipe)
     match record.stage:
         case "prepare":
-            return asked | source_fields(recipe)
+            try:
+                return asked | source_fields(recipe)
+            except DataError:
+                # Data that has gone since cannot be compared, and nothing from here on reads it.
+                return asked | {k: v for k, v in record.fields.items() if k.startswith("sources.")}
         case "extract":
             layers = ModelFolder(Path(recipe.target.path)).get("num_hidden_layers")
             taps = recipe.extract.taps or default_taps(layers, recipe.extract.num_taps)

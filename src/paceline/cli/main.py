@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 
 from paceline import __version__
-from paceline.durable.errors import PacelineError, storage_refused
+from paceline.durable.errors import Interrupted, PacelineError, storage_refused
 
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("init", "write a commented recipe for a target and data"),
@@ -61,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted. The same command goes on from here.", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # The reader of our output has gone, as `| head` does: nothing is wrong, nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
         refused = storage_refused(error)
         return _unexpected(error) if refused is None else _failed(refused)
@@ -69,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: PacelineError) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    lead = "" if isinstance(error, Interrupted) else "error: "
+    print(f"{lead}{error}", file=sys.stderr)
     return error.exit_code
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from paceline.cli.terminal import duration, header, say
-from paceline.durable.errors import RecipeError, UserError
+from paceline.durable.errors import DataError, RecipeError, UserError
 from paceline.durable.owner import Owner, owned
 from paceline.pipeline import run_stage
 from paceline.recipe.check import check_paths, check_recipe
 from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
-from paceline.recipe.write import recipe_yaml, write_recipe
+from paceline.recipe.write import is_by_hand, is_run, recipe_yaml, write_recipe
 
 if TYPE_CHECKING:
     from paceline.recipe.stage import Report
@@ -67,7 +67,8 @@ def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
     try:
         recipe = load_recipe(path, args.overrides)
         check_recipe(recipe)
-        check_paths(recipe)
+        # Later stages read what prepare made of the data: they do not need the data itself.
+        check_paths(recipe, sources=command in ("run", "prepare"))
     except RecipeError as error:
         problems = str(error).splitlines()
         if len(problems) == 1:
@@ -83,6 +84,7 @@ def run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
     The recipe in the run directory is replaced by a changed one only when every stage has taken
     the change: until then artefacts of the old one stand there.
     """
+    _refuse_other_folders(run_dir)
     try:
         with owned(run_dir.root, f"paceline {names[0] if len(names) == 1 else 'run'}") as died:
             _tell_takeover(died)
@@ -92,6 +94,20 @@ def run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
             f"{run_dir.root}: cannot be the run directory ({error.strerror}). "
             "Choose another with `--run DIR`."
         ) from error
+
+
+def _refuse_other_folders(run_dir: RunDir) -> None:
+    """Keep a run out of a person's own folder, and out of another run."""
+    if is_by_hand(run_dir.recipe):
+        raise UserError(
+            f"{run_dir.recipe} was not written by a run, and a run would replace it. Choose "
+            "another run directory with `--run DIR`."
+        )
+    outer = next((p for p in run_dir.root.resolve().parents if is_run(p)), None)
+    if outer is not None:
+        raise UserError(
+            f"{run_dir.root} lies inside the run {outer}. Choose another with `--run DIR`."
+        )
 
 
 def _tell_takeover(died: Owner | None) -> None:
@@ -110,6 +126,8 @@ def _run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
         started = monotonic()
         report = run_stage(name, recipe, run_dir)
         _tell(report, monotonic() - started)
+        if name == "prepare" and "score" in names:
+            _require_something_to_score(report)
         undone += [f"{name}: {sentence}" for sentence in report.undone]
     if is_new:
         write_recipe(recipe, run_dir.recipe)
@@ -117,6 +135,18 @@ def _run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
         say("not done: " + "\nnot done: ".join(undone))
         return 1
     return 0
+
+
+def _require_something_to_score(report: "Report") -> None:
+    """Say before the hours of the other stages what the last one would say after them."""
+    samples: dict[str, int] = report.numbers.get("samples", {})
+    if samples and not samples.get("validation") and not samples.get("heldout"):
+        raise DataError(
+            f"none of {samples.get('train', 0)} prompts fell into the validation split, and no "
+            "source has `split: heldout`: there would be nothing to score. Raise "
+            "corpus.validation_fraction or give such a source, with a new run directory "
+            "(`--run DIR`)."
+        )
 
 
 def _keep_recipe(recipe: Recipe, run_dir: RunDir) -> bool:

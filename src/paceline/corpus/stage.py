@@ -73,6 +73,8 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
         record.finish([run_dir.prepared, quarantine_path(run_dir)], numbers)
         events.emit("end", **work.counts())
     lines = (*work.lines(), *_warnings(recipe, renderer, work.tally))
+    if work.tally.quarantined:
+        lines = (*lines, f"rows left out are listed in {quarantine_path(run_dir)}")
     return Report(stage="prepare", numbers=numbers, lines=lines)
 
 

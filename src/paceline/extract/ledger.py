@@ -81,8 +81,10 @@ def _reason(
         shard = Shard(store.path(key))
         shard.verify()
     except ShardDamaged:
-        size = "" if wanted is None else f" of {wanted.size}"
-        return f"torn or damaged ({found.size}{size} bytes)"
+        if wanted is None or found.size != wanted.size:
+            size = "" if wanted is None else f" of {wanted.size}"
+            return f"torn or damaged ({found.size}{size} bytes)"
+        return f"torn or damaged (all {found.size} bytes are there, a checksum does not hold)"
     if shard.fingerprint != fingerprint:
         return f"made by another extraction (fingerprint {shard.fingerprint})"
     if wanted is None:

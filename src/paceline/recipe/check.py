@@ -116,10 +116,10 @@ def check_recipe(recipe: Recipe) -> None:
     )
 
 
-def check_paths(recipe: Recipe) -> None:
+def check_paths(recipe: Recipe, *, sources: bool = True) -> None:
     """Raise RecipeError that lists each path of the recipe with nothing, or the wrong thing, there.
 
-    Looks at names only and opens no file.
+    Looks at names only and opens no file; `sources` false leaves the data sets out.
     """
     problems: list[str] = []
     target = Path(recipe.target.path)
@@ -130,7 +130,7 @@ def check_paths(recipe: Recipe) -> None:
         problems.append(
             f"target.path: {target} holds no config.json. Name the folder of a Transformers model."
         )
-    for number, source in enumerate(recipe.corpus.sources):
+    for number, source in enumerate(recipe.corpus.sources if sources else ()):
         path = Path(source.path)
         if not path.is_file():
             kind = "a folder; name a file in it" if path.is_dir() else "no such file"
@@ -150,6 +150,12 @@ def notes(recipe: Recipe) -> list[str]:
         found.append(
             "regenerate.enabled is false: the drafter learns the data's answers; acceptance is "
             "lower where they are not the target's own."
+        )
+    block, gamma = recipe.drafter.block_size, recipe.train.gamma
+    if gamma > 0.75 * block:
+        found.append(
+            f"train.gamma: {gamma:g} hardly tells the slots of a block of {block} apart; about "
+            f"half the block size is usual ({block / 2:g})."
         )
     if recipe.regenerate.temperature == 0 and recipe.regenerate.top_p < 1:
         found.append("regenerate.top_p has no effect at temperature 0.")

@@ -130,7 +130,7 @@ class TrainRecipe:
     anchors: int = 512
     """Anchors per sample and epoch, drawn without replacement."""
     gamma: float = 7.0
-    """Slot k weighs exp(-(k - 1) / gamma): 7 for blocks of 16, 5 for 10, 4 for 8."""
+    """Slot k weighs exp(-(k - 1) / gamma): 7 for blocks of 16, 5 for 10, 4 for 8, 2 for 4."""
     batch_samples: int = 8
     """Samples of one optimizer step."""
     micro_batch_tokens: int = 8192

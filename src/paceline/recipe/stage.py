@@ -135,7 +135,9 @@ class StageRecord:
         raise RecipeChanged(
             f"{self._folder}: the {stored.stage} artefacts were made by another recipe "
             f"(made -> asked):\n  {diff}\n"
-            "Two ways out: use a new run directory (`--run DIR`), or put the old values back."
+            "Two ways out: use a new run directory (`--run DIR`, or another `name:`), or put the "
+            f"old values back. (To have {stored.stage} done anew here, remove {self._folder} "
+            "yourself.)"
         )
 
     def _store(self, record: Record) -> None:

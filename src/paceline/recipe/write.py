@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import yaml
@@ -18,11 +18,34 @@ from paceline.recipe.schema import Recipe
 
 _WIDTH = 96
 
+RUN_MARK = "# The recipe of this run, every default spelt out. Written by paceline: do not edit.\n"
+"""First line of a run directory's recipe: how it is told from one that a person wrote."""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run directory: holds a recipe that a command wrote."""
+    try:
+        with (folder / "recipe.yaml").open("rb") as file:
+            return file.readline() == RUN_MARK.encode()
+    except OSError:
+        return False
+
+
+def is_by_hand(path: Path) -> bool:
+    """Whether a file is a recipe that a person wrote; a damaged one of a run is not."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return not text.startswith(RUN_MARK) and isinstance(yaml.safe_load(text), dict)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+
 
 def recipe_yaml(recipe: Recipe) -> str:
     """Every key with its value, paths absolute; equal recipes give equal text."""
     builtins = _lists(msgspec.to_builtins(resolve_paths(recipe)))
-    return yaml.dump(builtins, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31)
+    return RUN_MARK + yaml.dump(
+        builtins, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31
+    )
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
@@ -62,13 +85,19 @@ def _section(section: Any, indent: str) -> Iterator[str]:
             yield f"{indent}{field.name}:"
             yield from _section(value, indent + "  ")
             continue
-        yield from _comment(docs.get(field.name, ""), indent)
+        yield from _comment(docs.get(field.name, "") + _choices(field.type), indent)
         if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
             yield f"{indent}{field.name}:"
             for number, item in enumerate(value):
                 yield from _item(item, indent + "  ", commented=number == 0)
         else:
             yield f"{indent}{field.name}: {_scalar(value)}"
+
+
+def _choices(kind: Any) -> str:
+    if get_origin(kind) is not Literal or len(get_args(kind)) < 2:
+        return ""
+    return f" One of {', '.join(map(str, get_args(kind)))}."
 
 
 def _item(item: Any, indent: str, *, commented: bool) -> Iterator[str]:

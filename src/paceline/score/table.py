@@ -86,8 +86,8 @@ def _sentences(result: dict[str, Any]) -> list[str]:
     walked = f"{lossless['walk_equal']} of {lossless['walk_checked']}"
     sentences = [
         (
-            f"{origin['prompts']} prompts, {origin['max_new_tokens']} new tokens each, greedy, "
-            f"{origin['dtype']}, batch 1, target {origin['target']}"
+            f"{origin['prompts']} prompts, at most {origin['max_new_tokens']} new tokens each, "
+            f"greedy, {origin['dtype']}, batch 1, target {origin['target']}"
         ),
         f"plain decoding: {milliseconds:.1f} ms CPU per token in the same loop, {processes}",
         f"lossless: {identical} speculative answers are the plain answer token for token, {others}",

@@ -225,7 +225,7 @@ class Trainer:
         mean = sums.loss / sums.count if sums.count else 0.0
         parts = sums.parts
         first = parts.get("first_right", 0.0) / max(parts.get("first_right_count", 0.0), 1.0)
-        progress.update(self._state.tokens, f"loss {mean:.3f} first {first:.3f}")
+        progress.update(self._state.tokens, f"loss {mean:.3f}, first slot right {first:.3f}")
         self._events.emit(
             "step" if norm is not None else "skipped_step",
             step=self._state.step,

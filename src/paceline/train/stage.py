@@ -63,7 +63,10 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
         )
     record = StageRecord(run_dir.checkpoints, "train", _fields(recipe, reader, spec))
     if record.is_done():
-        return Report(stage="train", skipped=True, numbers=record.report)
+        drafter = run_dir.checkpoints / record.report["best"]
+        return Report(
+            stage="train", skipped=True, numbers=record.report, lines=(f"drafter: {drafter}",)
+        )
     record.begin()
     with EventWriter(run_dir.events, "train") as events:
         return _train(recipe, run_dir, reader, spec, record, events)
@@ -142,7 +145,7 @@ def _finish(
             f"{state.step} steps over {state.samples} samples ({len(data.train)} distinct) in "
             f"{seconds_text(state.seconds)}; {size:.1f} M trainable parameters"
         ),
-        f"best checkpoint {best.name}" + (f", simulated τ {shown}" if shown else ""),
+        f"drafter: {best}" + (f", simulated τ {shown}" if shown else ""),
     ]
     if state.skipped_steps:
         lines.append(f"{state.skipped_steps} steps were not finite and changed nothing")

@@ -62,14 +62,14 @@ class TokenProgress:
         if now - self._last_line >= _LINE_EVERY:
             self._last_line = now
             _LOG.info(
-                "%s: %s of %s tokens (%.0f %%), %s tokens/s, %s left %s",
+                "%s: %s of %s tokens (%.0f %%), %s tokens/s, %s left%s",
                 self._title,
                 f"{done:,}",
                 f"{self._total:,}",
                 100 * done / self._total,
                 f"{self.rate:,.0f}",
                 seconds_text(self.eta),
-                note,
+                f", {note}" if note else "",
             )
 
     def __enter__(self) -> Self:
