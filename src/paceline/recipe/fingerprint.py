@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,17 @@ def digest_file(path: Path) -> str:
     return f"{crc64_hex(crc64_file(path))}-{path.stat().st_size}"
 
 
+def _in_words(key: str) -> str:
+    """A checksum's name alone does not say that it is somebody's file that was edited."""
+    is_file = re.fullmatch(r"sources\.\d+\.content", key)
+    return f"{key} (the data file itself has changed)" if is_file else key
+
+
 def difference(made: Fields, asked: Fields) -> list[str]:
     """One line per field that differs, `name: made -> asked`."""
     missing = "(absent)"
     return [
-        f"{key}: {made.get(key, missing)!r} -> {asked.get(key, missing)!r}"
+        f"{_in_words(key)}: {made.get(key, missing)!r} -> {asked.get(key, missing)!r}"
         for key in sorted(made.keys() | asked.keys())
         if made.get(key, missing) != asked.get(key, missing)
     ]
