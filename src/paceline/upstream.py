@@ -20,7 +20,7 @@ _OPEN = {
     "prepare": ("sources.", "corpus.template_args."),
     "regenerate": ("corpus.template_args.",),
     "extract": ("extract.layer_ids.",),
-    "train": ("template_args."),
+    "train": ("template_args.",),
 }
 """Mappings and lists by stage: an entry that stands on one side alone is a difference too."""
 

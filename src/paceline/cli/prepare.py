@@ -18,7 +18,7 @@ class Args(StageArgs):
 
     Reads: the data files of the recipe and the target's tokenizer.
 
-    Writes: `corpus/prepared.jsonl`, and beside it the quarantine and a report.
+    Writes: `corpus/prepared.jsonl`, and `corpus/quarantine.jsonl`: each row left out, and why.
 
     Example: paceline prepare recipe.yaml --preview
     """  # noqa: D205

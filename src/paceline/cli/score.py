@@ -13,7 +13,7 @@ class Args(StageArgs):
 
     Reads: the best checkpoint of the run, the target model, and the held-out prompts.
 
-    Writes: `score/`, the numbers and a report.
+    Writes: `score/result.json`: the numbers, with the raw rounds of every prompt.
 
     Example: paceline score --run runs/demo
     """  # noqa: D205

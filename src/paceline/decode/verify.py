@@ -27,7 +27,7 @@ class Accepted:
 
 
 def ancestor_mask(tree: DraftTree) -> torch.Tensor:
-    """Bool [n, n]: row i sees column j iff j is i or an ancestor of i."""
+    """Visibility, bool [n, n]: row i sees column j iff j is i or an ancestor of i."""
     size = len(tree)
     visible = torch.zeros(size, size, dtype=torch.bool)
     for node, parent in enumerate(tree.parents):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.decode.simulate import CHAIN, accepted_depths, method_name, walk_rounds
+from paceline.decode.simulate import accepted_depths, method_name, walk_rounds
 from paceline.decode.speculate import Answer, Decoded, decode_plain, decode_speculative
 from paceline.drafter.checkpoint import load_drafter
 from paceline.drafter.dflash import DFlash
@@ -182,6 +182,3 @@ def _first_difference(ids: tuple[int, ...], wanted: tuple[int, ...]) -> int | No
         if a != b:
             return position
     return None if len(ids) == len(wanted) else min(len(ids), len(wanted))
-
-
-__all__ = ["CHAIN", "Job", "MethodResult", "Prompt", "PromptResult", "PromptScorer"]
