@@ -1,9 +1,15 @@
-"""A whole run in small: a tiny target, data, and a recipe of a second's work."""
+"""The run of recipes/tiny.yaml: its toy target, its data, and the recipe itself."""
 
 import json
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from checkout import ROOT
 from tiny_models import tiny_model
+
+RECIPE = ROOT / "recipes" / "tiny.yaml"
 
 
 def tiny_project(root: Path) -> Path:
@@ -12,22 +18,17 @@ def tiny_project(root: Path) -> Path:
     for name, count in (("train", 16), ("held", 3)):
         rows = [{"messages": [{"role": "user", "content": f"{name} {n}"}]} for n in range(count)]
         (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = {
-        "target": {"path": str(root / "target")},
-        "corpus": {
-            "sources": [
-                {"path": str(root / "train.jsonl")},
-                {"path": str(root / "held.jsonl"), "split": "heldout"},
-            ],
-            "max_length": 64,
-            "validation_fraction": 0.2,
-        },
-        "regenerate": {"max_new_tokens": 8, "on_loop": "keep", "group_size": 4},
-        "extract": {"batch_tokens": 256, "shard_bytes": 10000},
-        "drafter": {"layers": 1, "block_size": 4},
-        "train": {"epochs": 2, "threads": 1, "anchors": 4, "batch_samples": 4, "evaluations": 2},
-        "score": {"max_new_tokens": 4, "budgets": [4], "walk_budgets": []},
-    }
     path = root / "recipe.yaml"
-    path.write_text(json.dumps(recipe))
+    path.write_text(json.dumps(_moved(yaml.safe_load(RECIPE.read_text()), root)))
     return path
+
+
+def _moved(value: Any, root: Path) -> Any:
+    """The recipe with the folder `tiny/` being `root`."""
+    if isinstance(value, dict):
+        return {key: _moved(item, root) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(item, root) for item in value]
+    if isinstance(value, str) and value.startswith("tiny/"):
+        return str(root / value.removeprefix("tiny/"))
+    return value

@@ -1,6 +1,9 @@
 import os
 import subprocess
 import sys
+import time
+
+import psutil
 
 from paceline.durable.checksum import crc64, crc64_combine, crc64_file
 from paceline.durable.fs import REAL_FS, atomic_file, remove_dead_partials
@@ -25,6 +28,19 @@ def test_partials_of_dead_processes_are_removed_and_those_of_living_ones_kept(tm
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         f"b.{os.getpid()}.partial", "somebody.partial",
     ]  # fmt: skip
+
+
+def test_an_id_that_is_another_processs_by_now_and_a_zombie_keep_no_partial(tmp_path):
+    reused = tmp_path / f"a.{os.getpid()}.partial"
+    reused.touch()
+    os.utime(reused, (1e9, 1e9))  # long before this process began
+    zombie = subprocess.Popen([sys.executable, "-c", ""])
+    while psutil.Process(zombie.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    left = tmp_path / f"b.{zombie.pid}.partial"
+    left.touch()
+    assert remove_dead_partials(tmp_path) == [reused.name, left.name]
+    zombie.wait()
 
 
 def test_two_processes_never_share_a_partial(tmp_path):

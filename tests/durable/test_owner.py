@@ -1,15 +1,18 @@
 """One owner per folder, whoever dies."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from paceline.durable.errors import UserError
 from paceline.durable.fs import RealFileSystem
-from paceline.durable.owner import LOCK, owned
+from paceline.durable.owner import LOCK, holder, owned
 
 HOLD = (
     "import sys, time; from pathlib import Path; from paceline.durable.owner import owned\n"
@@ -20,7 +23,7 @@ HOLD = (
 
 
 @pytest.fixture
-def holder(tmp_path):
+def holder_process(tmp_path):
     """Another process that holds the folder `run`."""
     folder = tmp_path / "run"
     process = subprocess.Popen(
@@ -33,16 +36,16 @@ def holder(tmp_path):
     process.stdout.close()
 
 
-def test_a_second_process_is_refused_with_pid_host_and_age(holder):
-    folder, process = holder
+def test_a_second_process_is_refused_with_pid_host_and_age(holder_process):
+    folder, process = holder_process
     said = rf"`paceline extract` is at work .* process {process.pid} on {os.uname().nodename}, for "
     with pytest.raises(UserError, match=said + r"\d+ seconds now"), owned(folder, "paceline train"):
         pytest.fail("two owners")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_dead_owner_is_taken_over_and_named(holder, how):
-    folder, process = holder
+def test_a_dead_owner_is_taken_over_and_named(holder_process, how):
+    folder, process = holder_process
     process.send_signal(how)
     process.wait()
     with owned(folder, "paceline train") as died:
@@ -90,3 +93,46 @@ def test_where_nothing_can_be_written_nothing_is_guarded(tmp_path):
 
     with owned(tmp_path, "paceline run", fs=ReadOnly()) as died:
         assert died is None
+
+
+def test_holder_tells_who_holds_a_folder_now(holder_process, tmp_path):
+    folder, process = holder_process
+    found = holder(folder)
+    assert (found.pid, found.host, found.doing) == (
+        process.pid, os.uname().nodename, "paceline extract",
+    )  # fmt: skip
+    process.kill()
+    process.wait()
+    assert holder(folder) is None, "its words are still there, and it holds nothing"
+    assert holder(tmp_path) is None
+
+
+def test_a_holder_without_words_is_an_error(tmp_path):
+    with owned(tmp_path, "paceline run"):
+        (tmp_path / LOCK).write_bytes(b"")
+        with pytest.raises(UserError, match="another process is at work"):
+            holder(tmp_path)
+
+
+def test_looking_disturbs_nobody_who_wants_the_folder(tmp_path):
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(UserError):  # always met it between lock and words
+                holder(tmp_path)
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    with owned(tmp_path, "paceline run"):
+        pass
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(50):
+            with owned(tmp_path, "paceline run"):
+                assert holder(tmp_path).doing == "paceline run"
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()

@@ -171,6 +171,10 @@ def test_workers_do_not_outlive_their_parent(tmp_path: Path, number: signal.Sign
         pids = [int(p.name.split("-")[1]) for p in tmp_path.iterdir()]
         assert all(_alive(pid) for pid in pids)
         parent.send_signal(number)
+        if number == signal.SIGINT:  # the first lets the items in work be finished
+            time.sleep(0.7)
+            assert all(_alive(pid) for pid in pids)
+            parent.send_signal(number)
         assert _wait_until(lambda: not any(_alive(pid) for pid in pids), 2.0)
         assert parent.wait(5) != 0
     finally:
@@ -187,3 +191,37 @@ def test_what_a_workers_disk_refuses_is_said_in_words_not_in_a_traceback(workers
         )
     assert "Traceback" not in str(it.value)
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("moment", ["setup", "work"])
+def test_a_signal_to_the_group_lets_workers_finish_their_items_and_no_more(tmp_path, moment):
+    """`timeout`, a closed terminal and job schedulers signal every process of the group."""
+    parent = subprocess.Popen(
+        [sys.executable, flow_workers.__file__, str(tmp_path), "draining"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wanted = 1 if moment == "setup" else 2
+        marks = "spawned" if moment == "setup" else "began-*"
+        assert _wait_until(lambda: len(list(tmp_path.glob(marks))) == wanted, 60)
+        os.killpg(parent.pid, signal.SIGTERM)
+        time.sleep(0.05)
+        os.killpg(parent.pid, signal.SIGTERM)  # at once: the same request
+        (tmp_path / "go").touch()
+        out, err = parent.communicate(timeout=30)
+    finally:
+        parent.kill()
+        parent.wait()
+    if moment == "setup":
+        assert out == "Interrupted SIGTERM: stopped after 0 of the 4 items that were left.\n"
+    else:
+        assert sorted(out.splitlines()) == [
+            "Interrupted SIGTERM: stopped after 2 of the 4 items that were left.",
+            "result 0",
+            "result 1",
+        ]
+    assert "Traceback" not in err

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from paceline.durable.processes import is_writer
+
 
 class FileSystem(Protocol):
     """The calls that change a disk."""
@@ -24,8 +26,11 @@ class FileSystem(Protocol):
         """Open a file for appending, creating it; unbuffered, so a failed write leaves no rest."""
         ...
 
-    def lock(self, file: BinaryIO) -> bool:
-        """Take the file for this process until it is closed; False where another one holds it."""
+    def lock(self, file: BinaryIO, *, shared: bool = False) -> bool:
+        """Take the file for this process until it is closed; False where another one holds it.
+
+        Shared, several may hold it, and nobody who wants it for itself.
+        """
         ...
 
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
@@ -66,9 +71,9 @@ class RealFileSystem:
     def open_append(self, path: Path) -> BinaryIO:  # noqa: D102
         return path.open("ab", buffering=0)
 
-    def lock(self, file: BinaryIO) -> bool:  # noqa: D102
+    def lock(self, file: BinaryIO, *, shared: bool = False) -> bool:  # noqa: D102
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
@@ -154,17 +159,7 @@ def remove_dead_partials(folder: Path, *, fs: FileSystem = REAL_FS) -> list[str]
     removed = []
     for path in sorted(folder.glob(f"*{PARTIAL}")):
         owner = re.search(rf"\.(\d+)\{PARTIAL}$", path.name)
-        if owner and not _is_alive(int(owner[1])):
+        if owner and not is_writer(int(owner[1]), path):
             fs.unlink(path)
             removed.append(path.name)
     return removed
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,10 @@ from paceline.durable.fs import REAL_FS, FileSystem
 LOCK = "owner.lock"
 
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+_TRIES = 10
+_PAUSE = 0.02
+"""Seconds between tries: who only looks whether a folder is held has the lock for a moment."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def owned(folder: Path, doing: str, *, fs: FileSystem = REAL_FS) -> Iterator[Own
         yield None
         return
     with file:
-        if not fs.lock(file):
+        if not _patiently(lambda: fs.lock(file)):
             raise UserError(_refusal(folder, _read(path)))
         before = _read(path)
         owner = Owner(os.getpid(), socket.gethostname(), round(time.time(), 3), doing)
@@ -65,6 +69,52 @@ def owned(folder: Path, doing: str, *, fs: FileSystem = REAL_FS) -> Iterator[Own
         finally:
             with suppress(OSError):
                 fs.truncate(path, 0)
+
+
+def holder(folder: Path, *, fs: FileSystem = REAL_FS) -> Owner | None:
+    """Who holds `folder` at this moment; None where nobody does, or there is no lock file.
+
+    Looks without disturbing: whoever wants the folder meanwhile gets it. Raises UserError where
+    it is held and the lock file does not say by whom (a full disk keeps the words out).
+    """
+    path = folder / LOCK
+    found: list[Owner | None] = []
+
+    def look() -> bool:
+        """True once it is clear: not held, or held with words."""
+        try:
+            with path.open("rb") as file:
+                if fs.lock(file, shared=True):
+                    found.append(None)
+                    return True
+                owner = _read(path)
+        except FileNotFoundError:
+            found.append(None)
+            return True
+        if owner is not None:
+            found.append(owner)
+        return owner is not None
+
+    # Between taking the lock and writing the words there is a moment.
+    if not _patiently(look):
+        raise UserError(_refusal(folder, None))
+    return found[0]
+
+
+def _patiently(attempt: Callable[[], bool]) -> bool:
+    for _ in range(_TRIES):
+        if attempt():
+            return True
+        time.sleep(_PAUSE)
+    return False
+
+
+def read_owner(folder: Path) -> Owner | None:
+    """Who holds `folder`, or held it when it died; None where the last one let go.
+
+    Asks for no lock, which could keep an owner out that comes at this moment.
+    """
+    return _read(folder / LOCK)
 
 
 def _read(path: Path) -> Owner | None:

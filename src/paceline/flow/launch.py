@@ -11,11 +11,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NoReturn, TypeVar
 
 from paceline.durable.errors import PacelineError, WorkerFailed, storage_refused
+from paceline.flow.signals import Stop, ignore_signals, signals_held_back, signals_noted
 
 P = TypeVar("P")
 I = TypeVar("I")  # noqa: E741
@@ -23,7 +25,12 @@ R = TypeVar("R")
 
 _PR_SET_PDEATHSIG = 1
 _GRACE = 0.5
-"""Seconds between asking a worker to end and killing it."""
+"""Seconds in which a killed worker is gone, unless the kernel holds it in a frozen read."""
+
+_GLANCE = 0.2
+"""Seconds between two looks for a signal, which does not end a wait for workers."""
+
+_IN_WORK = "what is in work"
 
 _NAME_LIMIT = 160
 
@@ -56,6 +63,7 @@ def map_items(
     workers: int,
     threads: int,
     on_result: Callable[[I, R], None],
+    what: str = "items",
 ) -> None:
     """Apply a function to every item in `workers` processes of `threads` CPU threads each.
 
@@ -64,6 +72,10 @@ def map_items(
     order, to whichever worker is free, and each result reaches `on_result(item, result)` in the
     calling thread as it comes, so in no fixed order. With one worker, or one item, all of it
     happens in this process.
+
+    On SIGTERM or SIGINT no further item is handed out, those in work are finished and reach
+    `on_result`, and Interrupted is raised, which calls the items `what`; a second signal raises
+    KeyboardInterrupt at once. While the setup runs in this process, signals are the caller's.
 
     Raises WorkerFailed, naming the item, for an exception in a worker (its traceback is part of
     the message), for a worker that died (with its signal or exit code), and for an item or a
@@ -76,14 +88,16 @@ def map_items(
         raise ValueError(f"map_items: workers {workers} and threads {threads} must be 1 or more")
     count = min(workers, len(items))
     if count == 1:
-        _map_inline(setup, payload, items, threads, on_result)
+        _map_inline(setup, payload, items, threads, on_result, what)
     elif count > 1:
         pool = _Pool(count, threads)
-        try:
-            pool.start(_dumps((setup, payload), "the setup function and its payload"))
-            pool.run(items, on_result)
-        finally:
-            pool.end()
+        with signals_noted(_IN_WORK) as stop:
+            try:
+                pool.start(_dumps((setup, payload), "the setup function and its payload"))
+                done = pool.run(items, on_result, stop)
+            finally:
+                pool.end()
+            _end_if_asked(stop, done, len(items), what)
 
 
 def _map_inline(
@@ -92,6 +106,7 @@ def _map_inline(
     items: Sequence[I],
     threads: int,
     on_result: Callable[[I, R], None],
+    what: str,
 ) -> None:
     import torch
 
@@ -100,12 +115,19 @@ def _map_inline(
     try:
         with _failure_named("setting up"):
             handle = setup(payload)
-        for index, item in enumerate(items):
-            with _failure_named(_name(index, item)):
-                result = handle(item)
-            on_result(item, result)
+        with signals_noted(_IN_WORK) as stop:
+            for index, item in enumerate(items):
+                with _failure_named(_name(index, item)):
+                    result = handle(item)
+                on_result(item, result)
+                _end_if_asked(stop, index + 1, len(items), what)
     finally:
         torch.set_num_threads(before)
+
+
+def _end_if_asked(stop: Stop, done: int, count: int, what: str) -> None:
+    if stop.asked:
+        raise stop.interrupted(f"stopped after {done:,} of the {count:,} {what} that were left")
 
 
 @contextmanager
@@ -143,6 +165,8 @@ class _Pool:
 
     def start(self, job: bytes) -> None:
         context = multiprocessing.get_context("spawn")
+        # Started by the first worker, it would unblock the signals that are held back below.
+        resource_tracker.ensure_running()
         for number in range(self._count):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -151,7 +175,7 @@ class _Pool:
                 name=f"paceline-worker-{number}",
                 daemon=True,
             )
-            with _environment_of_children(self._threads):
+            with signals_held_back(), _environment_of_children(self._threads):
                 process.start()
             # While this copy is open, a dead worker would not read as an end of file.
             theirs.close()
@@ -161,12 +185,15 @@ class _Pool:
         for worker in self._workers:
             self._send(worker, job, "setting up")
 
-    def run(self, items: Sequence[Any], on_result: Callable[[Any, Any], None]) -> None:
+    def run(self, items: Sequence[Any], on_result: Callable[[Any, Any], None], stop: Stop) -> int:
+        """How many items are done: all of them, unless a signal asked for the end."""
         handed_out = 0
         unfinished = len(items)
         by_connection = {worker.connection: worker for worker in self._workers}
         while unfinished:
-            for connection in wait(list(by_connection)):
+            if stop.asked and all(worker.index is None for worker in self._workers):
+                break
+            for connection in wait(list(by_connection), _GLANCE):
                 worker = by_connection[connection]  # type: ignore[index]
                 finished = worker.index
                 message = self._receive(worker, items)
@@ -174,7 +201,7 @@ class _Pool:
                 worker.index = None
                 # The worker gets its next item before the result is looked at, so it never
                 # waits for what this process does with it.
-                if handed_out < len(items):
+                if handed_out < len(items) and not stop.asked:
                     name = _name(handed_out, items[handed_out])
                     data = _dumps(items[handed_out], name)
                     worker.index = handed_out
@@ -184,19 +211,17 @@ class _Pool:
                     result = _loads(message.result, _name(finished, items[finished]))
                     on_result(items[finished], result)
                     unfinished -= 1
+        return len(items) - unfinished
 
     def end(self) -> None:
         """End and join every worker."""
-        deadline = time.monotonic() + _GRACE
+        # Killed, because they ignore SIGTERM; all of them before the first is waited for.
         for worker in self._workers:
             worker.connection.close()
-            worker.process.terminate()
+            worker.process.kill()
+        deadline = time.monotonic() + _GRACE
         for worker in self._workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
-            if worker.process.exitcode is None:
-                worker.process.kill()
-                # Bounded: a process that the kernel holds in a frozen read cannot even be killed.
-                worker.process.join(_GRACE)
 
     def _send(self, worker: _Worker, data: bytes, doing: str) -> None:
         try:
@@ -242,9 +267,7 @@ class _Pool:
 
 def _work(connection: Connection, threads: int, parent: int) -> None:
     """Run in a worker until the parent ends it or is gone."""
-    # Ctrl-C reaches every process of the terminal; when to end is the parent's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ignore_signals()
     _die_with_parent(parent)
     doing = "loading the setup function"
     try:
