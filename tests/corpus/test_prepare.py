@@ -263,9 +263,11 @@ def test_events_name_counts(tmp_path, run_dir, monkeypatch):
     source = write_jsonl(tmp_path / "rows.jsonl", [*rows(3), b"{", b""])
     stage.run(recipe_of(tmp_path, source), run_dir)
     events = events_of(run_dir)
-    assert [e["kind"] for e in events] == ["start", *["progress"] * 4, "end"]
+    assert [e["kind"] for e in events] == ["start", *["progress"] * 4, "finished"]
     last = events[-1]
-    assert (last["read"], last["done"], last["failed"], last["skipped"]) == (5, 3, 1, 1)
+    assert (last["total"], last["done"], last["quarantined"]) == (5, 5, {"bad_json": 1})
+    assert last["report"]["accepted"] == 3
+    assert last["report"]["blank"] == 1
     assert last["tokens"] == sum(len(s.input_ids) for s in samples_of(run_dir))
 
 

@@ -205,7 +205,7 @@ def test_t_43_what_is_not_proven_is_redone_and_reported(tmp_path, target, sample
         assert any(
             line.startswith(f"{keys[kind]} was redone: {reason}") for line in report.lines
         ), kind
-    redone = {event["key"]: event["reason"] for event in events(run_dir, "redo")}
+    redone = {event["name"]: event["reason"] for event in events(run_dir, "redo")}
     assert keys["zero"] in redone
     if journal_kept:
         assert set(redone) == set(keys.values())
@@ -295,15 +295,15 @@ def test_events_tell_the_run_and_its_progress_in_tokens(tmp_path, target, sample
     (start,) = events(run_dir, "start")
     progress = events(run_dir, "progress")
     (finished,) = events(run_dir, "finished")
-    assert (start["tokens"], start["tokens_done"], start["units_done"]) == (tokens, 0, 0)
+    assert (start["tokens_total"], start["tokens"], start["units_done"]) == (tokens, 0, 0)
     assert len(progress) == report.numbers["units"] == start["units"]
     assert [p["units_done"] for p in progress] == list(range(1, len(progress) + 1))
-    assert (progress[-1]["tokens_done"], progress[-1]["samples_done"]) == (tokens, len(samples))
-    assert progress[-1]["eta_s"] == 0
-    assert 0 < progress[-1]["tokens_per_s"] == finished["tokens_per_s"]
-    left = tokens - progress[1]["tokens_done"]
-    assert progress[1]["eta_s"] == pytest.approx(left / progress[1]["tokens_per_s"], abs=0.06)
-    assert finished["manifest"] == FeatureReader(run_dir.features).digest
+    assert (progress[-1]["tokens"], progress[-1]["done"]) == (tokens, len(samples))
+    assert progress[-1]["eta"] == 0
+    assert 0 < progress[-1]["rate"] == finished["rate"] == finished["report"]["tokens_per_s"]
+    left = tokens - progress[1]["tokens"]
+    assert progress[1]["eta"] == pytest.approx(left / progress[1]["rate"], abs=0.06)
+    assert finished["report"]["manifest"] == FeatureReader(run_dir.features).digest
 
 
 def test_t_47_the_estimate_is_told_before_and_holds(tmp_path, target, caplog):
@@ -315,10 +315,10 @@ def test_t_47_the_estimate_is_told_before_and_holds(tmp_path, target, caplog):
     size = sum(p.stat().st_size for p in run_dir.features.glob("*.safetensors"))
     assert report.numbers["bytes"] == size
     assert size == pytest.approx(report.numbers["bytes_estimated"], rel=0.01)
-    (plan,) = events(run_dir, "plan")
-    assert plan["bytes_estimated"] == report.numbers["bytes_estimated"]
-    assert plan["bytes_per_token"] == 3 * 32 * 2
-    assert f"about {stage.bytes_text(plan['bytes_estimated'])}" in caplog.text
+    (start,) = events(run_dir, "start")
+    assert start["bytes_estimated"] == report.numbers["bytes_estimated"]
+    assert start["bytes_per_token"] == 3 * 32 * 2
+    assert f"about {stage.bytes_text(start['bytes_estimated'])}" in caplog.text
     assert stage.bytes_text(120_000_000 * 32_768) == "3.93 TB (3.58 TiB)"
 
 

@@ -130,6 +130,11 @@ class AnswerStore:
                 damaged.append(group)
         return done, todo, damaged
 
+    def answers(self, group: Group) -> list[Answer]:
+        """The answers of a group that is done, in its order."""
+        decoder = msgspec.json.Decoder(Answer)
+        return [decoder.decode(line) for line in self.path(group).read_bytes().splitlines()]
+
     def answered(
         self, prepared: Path, groups: Iterable[Group]
     ) -> Iterator[tuple[Sample, Answer | None]]:

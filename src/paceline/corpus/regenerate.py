@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,8 @@ from paceline.watch.events import EventWriter
 FORMAT_VERSION = 1
 """Of answers and `regenerated.jsonl`; part of the fingerprint."""
 
+_DAMAGED = "not as it was written"
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +50,11 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
             skipped=True,
             lines=("regenerate: off in the recipe; the answers of the data are used.",),
         )
+    with EventWriter(run_dir.events, "regenerate") as events:
+        return _run(recipe, run_dir, events)
+
+
+def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     if not run_dir.prepared.is_file():
         raise DataError(f"{run_dir.prepared}: there is no prepared corpus. Run prepare first.")
     folder = Path(recipe.target.path)
@@ -69,20 +76,14 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
             lines=("regenerate: already done with this recipe, and verified; nothing to do.",),
         )
     record.begin()
-    with (
-        EventWriter(run_dir.events, "regenerate") as events,
-        AnswerStore(run_dir.corpus, record.fingerprint) as store,
-    ):
-        try:
-            groups = plan_groups(run_dir.prepared, recipe.regenerate.group_size)
-            progress = _generate(job, groups, store, events)
-            tally = _assemble(recipe, renderer, store.answered(run_dir.prepared, groups), run_dir)
-        except BaseException as error:
-            events.emit("failed", error=f"{type(error).__name__}: {error}")
-            raise
+    with AnswerStore(run_dir.corpus, record.fingerprint) as store:
+        groups = plan_groups(run_dir.prepared, recipe.regenerate.group_size)
+        progress = _generate(job, groups, store, events)
+        tally = _assemble(recipe, renderer, store.answered(run_dir.prepared, groups), run_dir)
         numbers = {**tally.numbers(), **progress.numbers()}
         record.finish([run_dir.regenerated, quarantine_path(run_dir)], numbers)
-        events.emit("end", **progress.event())
+        counts = replace(progress.counts(), quarantined=dict(tally.reasons))
+        events.emit("finished", counts, report=numbers)
     return Report(stage="regenerate", numbers=numbers, lines=(*tally.lines(), *progress.lines()))
 
 
@@ -130,20 +131,23 @@ def _generate(job: _Job, groups: list[Group], store: AnswerStore, events: EventW
         _log.warning(
             "%d groups are not as they were written, and are redone: %s", len(damaged), names
         )
-        events.emit("damaged", groups=[group.number for group in damaged])
+    for group in damaged:
+        events.emit("redo", name=store.path(group).name, reason=_DAMAGED)
     todo = sorted([*todo, *damaged], key=lambda group: group.number)
     progress = Progress(
         prompts=sum(len(group.lines) for group in groups),
-        reused=sum(len(group.lines) for group in done),
+        redone={_DAMAGED: len(damaged)} if damaged else {},
     )
-    events.emit("start", groups=len(groups), groups_done=len(done), **progress.event())
+    for group in done:
+        progress.reuse(store.answers(group))
+    events.emit("start", progress.counts(), groups=len(groups), groups_done=len(done))
     if done:
         _log.info("%d of %d groups were answered before", len(done), len(groups))
 
     def commit(group: Group, answers: list[Answer]) -> None:
         store.commit(group, answers)
         progress.add(answers)
-        events.emit("progress", **progress.event())
+        events.emit("progress", progress.counts(), finish=progress.finish)
         progress.log()
 
     map_items(
@@ -153,6 +157,7 @@ def _generate(job: _Job, groups: list[Group], store: AnswerStore, events: EventW
         workers=job.target.workers,
         threads=job.target.threads,
         on_result=commit,
+        what="groups of prompts",
     )
     return progress
 

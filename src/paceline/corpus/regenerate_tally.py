@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from paceline.corpus.loops import is_loop
 from paceline.durable.errors import DataError, IntegrityError
 from paceline.recipe.schema import CorpusRecipe, RegenerateRecipe
 from paceline.types import Sample, Split
+from paceline.watch.events import Counts
 
 _LOG_SECONDS = 10.0
 
@@ -115,16 +116,29 @@ class AnswerTally:
 class Progress:
     """Tokens, rate and remaining time of this run; answers of earlier runs are apart."""
 
-    def __init__(self, *, prompts: int, reused: int) -> None:
+    def __init__(self, *, prompts: int, redone: Mapping[str, int]) -> None:
+        """`prompts` are to be answered in all; `redone` counts damaged groups by reason."""
+        self.finish: Counter[str] = Counter()
+        """How answers ended, those of earlier runs too."""
         self._prompts = prompts
-        self._reused = reused
+        self._redone = redone
+        self._reused = 0
+        self._reused_tokens = 0
         self._answered = 0
         self._tokens = 0
         self._start = self._logged = time.monotonic()
         self._seconds = 0.0
 
+    def reuse(self, answers: Sequence[Answer]) -> None:
+        """Count a group that an earlier run has answered; before the first `add`."""
+        self._reused += len(answers)
+        self._reused_tokens += sum(len(answer.ids) for answer in answers)
+        self.finish.update(answer.finish for answer in answers)
+        self._start = time.monotonic()
+
     def add(self, answers: Sequence[Answer]) -> None:
         """Count a group that is durable."""
+        self.finish.update(answer.finish for answer in answers)
         self._answered += len(answers)
         self._tokens += sum(len(answer.ids) for answer in answers)
         self._seconds = time.monotonic() - self._start
@@ -141,17 +155,18 @@ class Progress:
         left = self._prompts - self._reused - self._answered
         return left * (self._tokens / self._answered) / self._rate
 
-    def event(self) -> dict[str, Any]:
-        """For events."""
-        return {
-            "done": self._reused + self._answered,
-            "skipped": self._reused,
-            "failed": 0,
-            "total": self._prompts,
-            "tokens": self._tokens,
-            "rate": round(self._rate, 2),
-            "eta": None if self._eta is None else round(self._eta, 1),
-        }
+    def counts(self) -> Counts:
+        """For events; answers are judged, and quarantined, when all of them are there."""
+        return Counts(
+            unit="prompts",
+            total=self._prompts,
+            done=self._reused + self._answered,
+            skipped=self._reused,
+            redone=self._redone,
+            tokens=self._reused_tokens + self._tokens,
+            rate=round(self._rate, 2) if self._tokens else None,
+            eta=None if self._eta is None else round(self._eta, 1),
+        )
 
     def log(self) -> None:
         """Write a line now and then."""

@@ -26,7 +26,7 @@ from paceline.recipe.sources import name_of, source_fields
 from paceline.recipe.stage import Report, StageRecord
 from paceline.types import Split
 from paceline.types.sample import encode_sample
-from paceline.watch.events import EventWriter
+from paceline.watch.events import Counts, EventWriter
 
 FORMAT_VERSION = 1
 """Of `prepared.jsonl`; part of the fingerprint."""
@@ -47,6 +47,11 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
     RecipeError for template arguments that Paceline sets itself, RecipeChanged where another
     recipe's corpus stands in the run directory.
     """
+    with EventWriter(run_dir.events, "prepare") as events:
+        return _run(recipe, run_dir, events)
+
+
+def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     for source in recipe.corpus.sources:
         check_source(Path(source.path))
     check_template_args(recipe.corpus.template_args)
@@ -61,17 +66,11 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
             lines=("prepare: already done with this recipe, and verified; nothing to do.",),
         )
     record.begin()
-    with EventWriter(run_dir.events, "prepare") as events:
-        events.emit("start", sources=[name_of(source) for source in recipe.corpus.sources])
-        work = _Work(recipe, renderer, events)
-        try:
-            work.write(run_dir)
-        except DataError as error:
-            events.emit("failed", error=str(error), **work.counts())
-            raise
-        numbers = work.numbers()
-        record.finish([run_dir.prepared, quarantine_path(run_dir)], numbers)
-        events.emit("end", **work.counts())
+    work = _Work(recipe, renderer, events)
+    work.write(run_dir)
+    numbers = work.numbers()
+    record.finish([run_dir.prepared, quarantine_path(run_dir)], numbers)
+    events.emit("finished", work.counts(is_all=True), report=numbers)
     lines = (*work.lines(), *_warnings(recipe, renderer, work.tally))
     if work.tally.quarantined:
         lines = (*lines, f"rows left out are listed in {quarantine_path(run_dir)}")
@@ -119,10 +118,12 @@ class _Work:
         self._overlap = Overlap()
         self._seen: set[bytes] = set()
         self._heldout_prompts: set[bytes] = set()
-        self._reported = time.monotonic()
+        self._start = self._reported = time.monotonic()
 
     def write(self, run_dir: RunDir) -> None:
         """Write both files; the quarantine stands even where the corpus is refused."""
+        sources = [name_of(source) for source in self._recipe.corpus.sources]
+        self._events.emit("start", self.counts(), sources=sources)
         refusal: DataError | None = None
         with atomic_file(quarantine_path(run_dir)) as rejected:
             quarantine = Quarantine(rejected)
@@ -207,22 +208,27 @@ class _Work:
                 "`paceline prepare --preview`, and at the target's chat template."
             )
 
-    def counts(self) -> dict[str, int]:
-        """For events."""
+    def counts(self, *, is_all: bool = False) -> Counts:
+        """For events; how many rows there are in all shows at the end alone."""
         tally = self.tally
-        return {
-            "done": tally.accepted,
-            "skipped": sum(source.blank for source in tally.sources),
-            "failed": tally.quarantined,
-            "read": tally.read,
-            "tokens": tally.tokens.total(),
-        }
+        tokens = tally.tokens.total()
+        seconds = time.monotonic() - self._start
+        return Counts(
+            unit="rows",
+            total=tally.read if is_all else None,
+            done=tally.read,
+            quarantined=dict(tally.reasons),
+            tokens=tokens,
+            tokens_total=tokens if is_all else None,
+            rate=round(tokens / seconds, 1) if tokens else None,
+            eta=0.0 if is_all else None,
+        )
 
     def _progress(self) -> None:
         now = time.monotonic()
         if now - self._reported >= _PROGRESS_SECONDS:
             self._reported = now
-            self._events.emit("progress", source=self.tally.sources[-1].name, **self.counts())
+            self._events.emit("progress", self.counts(), source=self.tally.sources[-1].name)
 
     def numbers(self) -> dict[str, Any]:
         """The report."""

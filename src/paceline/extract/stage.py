@@ -27,7 +27,7 @@ from paceline.recipe.stage import Report, StageRecord, read_record
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.target.taps import check_taps, default_taps
 from paceline.types import LayerConvention
-from paceline.watch.events import EventWriter
+from paceline.watch.events import EventWriter, by_reason
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,6 +47,11 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
     another process extracts into the same folder, JournalDamaged, TargetError where the target
     fails its self-check, and whatever a worker raises; all units verified by then are kept.
     """
+    with EventWriter(run_dir.events, _STAGE) as events:
+        return _run(recipe, run_dir, events)
+
+
+def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     source = run_dir.samples(recipe)
     corpus_digest = digest_file(source)
     spec = read_spec(Path(recipe.target.path))
@@ -61,19 +66,12 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
             numbers=record.report,
             lines=("extract: already done with this recipe, and verified; nothing to do.",),
         )
-    with (
-        Journal(run_dir.features / "journal.jsonl") as journal,
-        EventWriter(run_dir.events, _STAGE) as events,
-    ):
+    with Journal(run_dir.features / "journal.jsonl") as journal:
         leftovers = record.begin()
         work = _Work(
             recipe, run_dir, source, spec, layer_ids, record, store, journal, events, leftovers
         )
-        try:
-            return work.do()
-        except BaseException as error:
-            events.emit("failed", error=f"{type(error).__name__}: {error}")
-            raise
+        return work.do()
 
 
 def resolve_taps(recipe: ExtractRecipe, num_layers: int) -> tuple[int, ...]:
@@ -158,7 +156,24 @@ class _Work:
         )
         found = survey(self.journal, self.store, units, self.record.fingerprint)
         self._announce(rows, units, found, token_bytes, estimate)
-        stats, rate = self._capture(rows, units, found)
+        progress = Progress(
+            self.events,
+            units,
+            rows.lengths,
+            skipped=set(found.done),
+            redone=by_reason(found.redo.values()),
+            workers=max(1, min(self.recipe.target.workers, len(units) - len(found.done))),
+        )
+        self.events.emit(
+            "start",
+            progress.counts(),
+            **progress.more(),
+            fingerprint=self.record.fingerprint,
+            layer_ids=self.layer_ids,
+            bytes_per_token=token_bytes,
+            bytes_estimated=estimate,
+        )
+        stats = self._capture(rows, units, found, progress)
         manifest = self._manifest(rows, units, stats)
         path = manifests.publish(self.run_dir.features, manifest)
         numbers = {
@@ -173,13 +188,13 @@ class _Work:
             "bytes": sum(stat.size for stat in stats.values()),
             "bytes_estimated": estimate,
             "bytes_per_token": token_bytes,
-            "tokens_per_s": rate,
+            "tokens_per_s": progress.tokens_per_s,
             "layer_ids": list(self.layer_ids),
             "last": asked.last,
             "manifest": manifest.digest,
         }
         self.record.finish([path], numbers)
-        self.events.emit("finished", **numbers)
+        self.events.emit("finished", progress.counts(), **progress.more(), report=numbers)
         lines = (*_lines(numbers), *self._findings(units, found))
         return Report(stage=_STAGE, numbers=numbers, lines=lines)
 
@@ -201,19 +216,12 @@ class _Work:
             _LOG.info("extract: %s shards are done and verified", f"{len(found.done):,}")
         for key, reason in found.redo.items():
             _LOG.warning("extract: %s is redone: %s", key, reason)
-            self.events.emit("redo", key=key, reason=reason)
-        self.events.emit(
-            "plan",
-            fingerprint=self.record.fingerprint,
-            layer_ids=self.layer_ids,
-            bytes_per_token=token_bytes,
-            bytes_estimated=estimate,
-        )
+            self.events.emit("redo", name=key, reason=reason)
 
     def _capture(
-        self, rows: Rows, units: Sequence[Unit], found: Survey
-    ) -> tuple[dict[int, Stat], float | None]:
-        """Do every unit that is not done; return all units' sizes and the rate."""
+        self, rows: Rows, units: Sequence[Unit], found: Survey, progress: Progress
+    ) -> dict[int, Stat]:
+        """Do every unit that is not done; return all units' sizes."""
         stats = dict(found.done)
         tasks = [
             UnitTask(
@@ -225,10 +233,7 @@ class _Work:
             for unit in units
             if unit.index not in found.done
         ]
-        workers = max(1, min(self.recipe.target.workers, len(tasks)))
-        with Progress(
-            self.events, units, rows.lengths, skipped=set(found.done), workers=workers
-        ) as progress:
+        with progress:
 
             def on_result(task: UnitTask, result: UnitDone) -> None:
                 unit = units[task.index]
@@ -240,11 +245,12 @@ class _Work:
                 open_worker,
                 self._job(rows),
                 tasks,
-                workers=workers,
+                workers=progress.workers,
                 threads=self.recipe.target.threads,
                 on_result=on_result,
+                what="shards",
             )
-            return stats, progress.tokens_per_s
+        return stats
 
     def _job(self, rows: Rows) -> Job:
         return Job(

@@ -86,6 +86,7 @@ class PromptScorer:
                 f"which is not the target at {job.target.path} "
                 f"({self._target.spec.identity}). A drafter serves the target it was trained for."
             )
+        self._head = self._drafter.narrowed(self._target.head)
         self._eos = frozenset(self._target.spec.eos_token_ids)
 
     def __call__(self, prompt: Prompt) -> PromptResult:
@@ -133,7 +134,7 @@ class PromptScorer:
         decoded: Decoded = decode_speculative(
             self._target,
             self._drafter,
-            self._target.head,
+            self._head,
             prompt,
             max_new_tokens=limit,
             eos_ids=self._eos,
@@ -163,7 +164,7 @@ class PromptScorer:
         anchors = torch.arange(len(prompt), len(prompt) + max(answer_length - 1, 0))
         depths = accepted_depths(
             self._drafter,
-            self._target.head,
+            self._head,
             plain.features,
             ids.to(device),
             mask.to(device),

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,13 +22,14 @@ from paceline.flow.launch import map_items
 from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
+from paceline.recipe.sources import name_of
 from paceline.recipe.stage import Report, StageRecord, read_record
 from paceline.score.aggregate import acceptance, cost, losslessness
 from paceline.score.prompt import Job, MethodResult, Prompt, PromptResult, PromptScorer
 from paceline.score.table import result_lines
 from paceline.target.spec import read_spec
 from paceline.types.sample import Sample, Split, read_samples
-from paceline.watch.events import EventWriter
+from paceline.watch.events import Counts, EventWriter
 from paceline.watch.progress import TokenProgress
 
 _LOG = logging.getLogger(__name__)
@@ -44,17 +46,30 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
     Raises DataError where there are no held-out prompts, NotLossless (after writing the result)
     where speculative output differs from the target's own.
     """
+    with EventWriter(run_dir.events, "score") as events:
+        return _run(recipe, run_dir, events)
+
+
+def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     drafter, drafter_digest = _best_drafter(run_dir)
     prompts = _choose_prompts(recipe, run_dir)
+    undone = _not_scored(recipe, run_dir, prompts)
     fields = _fields(recipe, drafter_digest, prompts)
-    record = StageRecord(run_dir.score, "score", fields)
+    # A training that went on, or lost its best checkpoint, has another drafter to measure.
+    record = StageRecord(run_dir.score, "score", fields, allowed=("drafter",))
     if record.is_done():
         result = msgspec.json.decode((run_dir.score / RESULT).read_bytes())
         return Report(
-            stage="score", skipped=True, numbers=record.report, lines=result_lines(result)
+            stage="score",
+            skipped=True,
+            numbers=record.report,
+            lines=result_lines(result),
+            undone=undone,
         )
+    _set_result_aside(run_dir.score / RESULT, record)
     record.begin()
-    results = _score_all(recipe, run_dir, drafter, prompts, record.fingerprint)
+    progress = _Progress(len(prompts))
+    results = _score_all(recipe, run_dir, drafter, prompts, record.fingerprint, progress, events)
     result = _result(recipe, results, fields)
     path = run_dir.score / RESULT
     write_atomic(path, msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
@@ -67,7 +82,52 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
         )
     numbers = {name: pooled["tau"] for name, pooled in result["pooled"].items()}
     record.finish([path], numbers)
-    return Report(stage="score", numbers=numbers, lines=result_lines(result))
+    events.emit("finished", progress.counts(), report=numbers)
+    return Report(stage="score", numbers=numbers, lines=result_lines(result), undone=undone)
+
+
+def _set_result_aside(path: Path, record: StageRecord) -> None:
+    """Keep the result of a drafter that is no longer the best under another name."""
+    for change in record.changes():
+        if path.exists():
+            kept = path.with_name(f"result-{change.made[:8]}.json")
+            path.rename(kept)
+            _LOG.warning("the best drafter is another one now; its result before is %s", kept)
+
+
+class _Progress:
+    """How far the measurement is; prompts of earlier runs are apart."""
+
+    def __init__(self, prompts: int) -> None:
+        self._prompts = prompts
+        self._reused = self._done = 0
+        self._reused_tokens = self._tokens = 0
+        self._start = time.monotonic()
+
+    def reuse(self, results: Sequence[PromptResult]) -> None:
+        """Count what an earlier run has measured; before the first `add`."""
+        self._reused = len(results)
+        self._reused_tokens = sum(len(r.answer_ids) for r in results)
+        self._start = time.monotonic()
+
+    def add(self, result: PromptResult) -> None:
+        """Count a prompt that is durable."""
+        self._done += 1
+        self._tokens += len(result.answer_ids)
+
+    def counts(self) -> Counts:
+        """For events; the time left goes by prompts, whose answers are of any length."""
+        seconds = time.monotonic() - self._start
+        left = self._prompts - self._reused - self._done
+        return Counts(
+            unit="prompts",
+            total=self._prompts,
+            done=self._reused + self._done,
+            skipped=self._reused,
+            tokens=self._reused_tokens + self._tokens,
+            rate=round(self._tokens / seconds, 2) if self._tokens else None,
+            eta=round(left * seconds / self._done, 1) if self._done else None,
+        )
 
 
 def _score_all(
@@ -76,6 +136,8 @@ def _score_all(
     drafter: Path,
     prompts: Sequence[Prompt],
     fingerprint: str,
+    progress: _Progress,
+    events: EventWriter,
 ) -> list[PromptResult]:
     job = Job(
         target=recipe.target,
@@ -84,10 +146,7 @@ def _score_all(
         budgets=recipe.score.budgets,
         walk_budgets=recipe.score.walk_budgets,
     )
-    with (
-        Journal(run_dir.score / JOURNAL) as journal,
-        EventWriter(run_dir.events, "score") as events,
-    ):
+    with Journal(run_dir.score / JOURNAL) as journal:
         done = {
             result.prompt_id: result
             for result in (
@@ -97,20 +156,20 @@ def _score_all(
             )
         }
         left = [p for p in prompts if p.prompt_id not in done]
-        events.emit("start", prompts=len(prompts), done=len(done))
+        progress.reuse(list(done.values()))
+        events.emit("start", progress.counts())
         answers = len(prompts) * recipe.score.max_new_tokens
         tokens = sum(len(r.answer_ids) for r in done.values())
-        with TokenProgress("score", answers, done=tokens) as progress:
+        with TokenProgress("score", answers, done=tokens) as terminal:
 
             def keep(prompt: Prompt, result: PromptResult) -> None:
                 nonlocal tokens
                 journal.append({"fingerprint": fingerprint, "result": msgspec.to_builtins(result)})
                 done[prompt.prompt_id] = result
                 tokens += len(result.answer_ids)
-                progress.update(tokens)
-                events.emit(
-                    "progress", done=len(done), prompts=len(prompts), eta_seconds=progress.eta
-                )
+                terminal.update(tokens)
+                progress.add(result)
+                events.emit("progress", progress.counts())
 
             map_items(
                 _scorer,
@@ -119,8 +178,8 @@ def _score_all(
                 workers=recipe.target.workers,
                 threads=recipe.target.threads,
                 on_result=keep,
+                what="prompts",
             )
-        events.emit("finished", prompts=len(done))
     return [done[p.prompt_id] for p in prompts]
 
 
@@ -138,6 +197,18 @@ def _best_drafter(run_dir: RunDir) -> tuple[Path, str]:
         )
     digest = hashlib.sha256(msgspec.json.encode(stored.outputs, order="deterministic"))
     return run_dir.checkpoints / stored.report["best"], digest.hexdigest()[:32]
+
+
+def _not_scored(recipe: Recipe, run_dir: RunDir, prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    """A sentence for each held-out data set of which nothing is scored."""
+    scored = {prompt.dataset for prompt in prompts}
+    return tuple(
+        f"{name_of(source)}: none of its prompts is scored. They are not in the corpus "
+        f"({run_dir.corpus / 'quarantine.jsonl'} says why), or leave the target no room for an "
+        f"answer of score.max_new_tokens {recipe.score.max_new_tokens}."
+        for source in recipe.corpus.sources
+        if source.split == "heldout" and name_of(source) not in scored
+    )
 
 
 def _choose_prompts(recipe: Recipe, run_dir: RunDir) -> list[Prompt]:

@@ -42,6 +42,11 @@ class TokenProgress:
             self._task = self._bar.add_task(title, total=self._total, completed=done, note="")
 
     @property
+    def total(self) -> int:
+        """Tokens in all, at least 1."""
+        return self._total
+
+    @property
     def rate(self) -> float:
         """Tokens per second since the start."""
         return (self._done - self._first) / max(time.monotonic() - self._start, 1e-9)

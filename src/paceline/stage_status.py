@@ -1,0 +1,341 @@
+"""How one stage of a run stands, from its record, its events and its checkpoints."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from socket import gethostname
+from typing import Any, Literal, TypeGuard
+
+from paceline.durable.errors import PacelineError
+from paceline.durable.owner import Owner
+from paceline.pipeline import STAGES as _MODULES
+from paceline.recipe.checkpoints import list_checkpoints, rank
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import Recipe
+from paceline.recipe.stage import Record, read_record
+from paceline.watch.events import ENDS, SCHEMA_VERSION, Counts
+from paceline.watch.tail import counts_of, last_events
+
+STAGES = tuple(name for name, _ in _MODULES)
+
+StageState = Literal[
+    "off",
+    "pending",
+    "running",
+    "finished",
+    "failed",
+    "refused",
+    "interrupted",
+    "died",
+    "damaged",
+]
+"""`off`: not asked for by the recipe. `pending`: not begun. `refused`: what was asked for is
+impossible. `died`: its process ended without a word. `damaged`: the record cannot be believed, or
+an output is not there as it was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What only a training has."""
+
+    step: int | None
+    """Optimizer steps done, as the last event says."""
+    loss: float | None
+    """Mean loss of the last step that is told of."""
+    learning_rate: float | None
+    tau: dict[str, float]
+    """Simulated τ by method, of the newest checkpoint that has one."""
+    tau_step: int | None
+    """The step of that checkpoint."""
+    checkpoints: tuple[str, ...]
+    """Folder names, oldest first."""
+    newest: str | None
+    best: str | None
+    """Of the highest τ; of equal ones, or without any, the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageStatus:
+    """A stage at one moment. As JSON it has these keys."""
+
+    name: str
+    state: StageState
+    detail: str = ""
+    """The error, the refusal, the damage, or how it died; empty where all is well."""
+    counts: Counts | None = None
+    """How far it is; None where nothing tells. Rate and time left are None where nobody works."""
+    seconds: float | None = None
+    """At work, in its last process."""
+    heard: float | None = None
+    """Its last sign of life, in seconds since the epoch."""
+    pid: int | None = None
+    """Of the process that gave it."""
+    host: str | None = None
+    training: Training | None = None
+    """Of `train`."""
+    tau: dict[str, float] = field(default_factory=dict)
+    """Of `score`, when finished: pooled τ by method."""
+    report: dict[str, Any] = field(default_factory=dict)
+    """The numbers of a finished stage's record."""
+    notes: tuple[str, ...] = ()
+    """What could not be read, and what happened after the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Heard:
+    """What the end of an event file tells."""
+
+    last: dict[str, Any] | None = None
+    counts: Counts | None = None
+    is_own: bool = False
+    """Whether the counts are of the process of the last event."""
+    step: int | None = None
+    loss: float | None = None
+    learning_rate: float | None = None
+    note: str = ""
+
+
+def folder_of(name: str, paths: RunDir) -> Path:
+    """Where a stage keeps its record and artefacts."""
+    match name:
+        case "extract":
+            return paths.features
+        case "train":
+            return paths.checkpoints
+        case "score":
+            return paths.score
+        case _:
+            return paths.corpus
+
+
+def stage_status(
+    name: str,
+    paths: RunDir,
+    recipe: Recipe | None,
+    *,
+    owner: Owner | None,
+    is_held: bool,
+    now: float,
+) -> StageStatus:
+    """Look at one stage; `owner` is the process at work, where it is known who holds the run."""
+    heard = _listen(paths.events / f"{name}.jsonl", is_train=name == "train")
+    record, damage = _record(name, paths)
+    last = heard.last or {}
+    is_running = _is_running(last, owner, is_held=is_held)
+    state = _state(name, paths, recipe, record, damage, last, is_running=is_running)
+    counts = heard.counts
+    if counts is None and state == "finished" and record is not None:
+        counts = _reported(name, record.report)
+    if counts is not None and not (heard.is_own and state in ("running", "finished")):
+        counts = replace(counts, rate=None, eta=None)
+    if counts is not None and not is_running:
+        counts = replace(counts, eta=None)
+    notes = [heard.note] if heard.note else []
+    if state in ("finished", "damaged") and last.get("kind") in ("failed", "interrupted"):
+        notes.append(f"The last attempt at it ended early: {last.get('error')}")
+    return StageStatus(
+        name=name,
+        state=state,
+        detail=_detail(state, damage, last, now),
+        counts=counts,
+        seconds=_seconds(last, is_running=is_running, now=now),
+        heard=last.get("t"),
+        pid=last.get("pid"),
+        host=_text(last.get("host")),
+        training=_training(paths, heard) if name == "train" else None,
+        tau=_numbers(record.report) if name == "score" and record and state == "finished" else {},
+        report=record.report if record and state == "finished" else {},
+        notes=tuple(notes),
+    )
+
+
+def started_anew(host: str | None, since: float) -> str:
+    """A sentence where this machine was started after `since`: a power cut, or a reboot."""
+    if host != gethostname():
+        return ""
+    try:
+        words = Path("/proc/stat").read_text().split()
+        booted = float(words[words.index("btime") + 1])
+    except (OSError, ValueError, IndexError):
+        return ""
+    return " This machine was started anew since then." if booted > since else ""
+
+
+def _listen(path: Path, *, is_train: bool) -> _Heard:
+    last: dict[str, Any] | None = None
+    heard = _Heard()
+    try:
+        for event in last_events(path):
+            last = last or event
+            if event["v"] != SCHEMA_VERSION:
+                which = "a newer" if event["v"] > SCHEMA_VERSION else "an older"
+                if heard.counts is None:
+                    note = f"Its events were written by {which} Paceline: its counts are not shown."
+                    heard = replace(heard, note=note)
+                break
+            if heard.counts is None and (counts := counts_of(event)) is not None:
+                heard = replace(heard, counts=counts, is_own=event["pid"] == last["pid"])
+            if heard.step is None and type(event.get("step")) is int:
+                heard = replace(heard, step=event["step"])
+            if heard.loss is None and _is_number(event.get("loss")):
+                rate = event.get("learning_rate")
+                rate = float(rate) if _is_number(rate) else None
+                heard = replace(heard, loss=float(event["loss"]), learning_rate=rate)
+            if heard.counts is not None and (heard.loss is not None or not is_train):
+                break
+    except FileNotFoundError:
+        return heard
+    except OSError as error:
+        return replace(heard, last=last, note=f"{path}: cannot be read ({error.strerror}).")
+    return replace(heard, last=last)
+
+
+def _record(name: str, paths: RunDir) -> tuple[Record | None, str]:
+    """The record, and what is wrong with it or the outputs that it lists."""
+    folder = folder_of(name, paths)
+    try:
+        record = read_record(folder, name)
+    except PacelineError as error:
+        return None, str(error)
+    except OSError as error:
+        return None, f"{folder / f'{name}.stage.json'}: cannot be read ({error.strerror})."
+    for output, digest in ((record.outputs if record else None) or {}).items():
+        path = folder / output
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            return record, f"{path}: {error.strerror}. {_REDONE}"
+        if str(size) != digest.rpartition("-")[2]:
+            return record, f"{path}: {size:,} bytes, not as many as were written. {_REDONE}"
+    return record, ""
+
+
+_REDONE = "The stage makes it anew when it is run again."
+
+
+def _is_running(last: dict[str, Any], owner: Owner | None, *, is_held: bool) -> bool:
+    if not is_held or not last or last["kind"] in ENDS:
+        return False
+    return owner is None or (owner.pid == last["pid"] and last.get("host") in (None, owner.host))
+
+
+def _state(
+    name: str,
+    paths: RunDir,
+    recipe: Recipe | None,
+    record: Record | None,
+    damage: str,
+    last: dict[str, Any],
+    *,
+    is_running: bool,
+) -> StageState:
+    kind = last.get("kind")
+    if is_running:
+        return "running"
+    if damage:
+        return "damaged"
+    if record is not None and record.outputs is not None:
+        return "finished"
+    if name == "regenerate" and not _is_asked(paths, recipe):
+        return "off"
+    if kind == "failed":
+        return "refused" if last.get("refused") is True else "failed"
+    if kind == "interrupted":
+        return "interrupted"
+    # A record comes before the first event: events without one are those of a removed stage.
+    return "pending" if record is None else "died"
+
+
+def _is_asked(paths: RunDir, recipe: Recipe | None) -> bool:
+    """Whether answers are to be regenerated."""
+    if recipe is not None:
+        return recipe.regenerate.enabled
+    prepared, _ = _record("prepare", paths)
+    return prepared is None or prepared.fields.get("regenerate.enabled") is not False
+
+
+def _detail(state: StageState, damage: str, last: dict[str, Any], now: float) -> str:
+    match state:
+        case "damaged":
+            return damage
+        case "failed" | "refused" | "interrupted":
+            return str(last.get("error", ""))
+        case "died" if last:
+            host = _text(last.get("host"))
+            where = f" on {host}" if host else ""
+            ago = max(0.0, now - last["t"])
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now - ago))
+            return (
+                f"Process {last['pid']}{where} ended without a word; last heard {when}."
+                f"{started_anew(host, last['t'])}"
+            )
+        case "died":
+            return "Its process ended without a word, and left no events."
+        case _:
+            return ""
+
+
+def _seconds(last: dict[str, Any], *, is_running: bool, now: float) -> float | None:
+    elapsed = last.get("elapsed")
+    if not _is_number(elapsed):
+        return None
+    return round(elapsed + (max(0.0, now - last["t"]) if is_running else 0.0), 3)
+
+
+def _training(paths: RunDir, heard: _Heard) -> Training:
+    checkpoints = list_checkpoints(paths.checkpoints)
+    measured = [c for c in checkpoints if c.tau]
+    best = max(checkpoints, key=lambda c: rank(paths.checkpoints / c.name, c.tau), default=None)
+    return Training(
+        step=heard.step,
+        loss=heard.loss,
+        learning_rate=heard.learning_rate,
+        tau=measured[-1].tau if measured else {},
+        tau_step=measured[-1].step if measured else None,
+        checkpoints=tuple(c.name for c in checkpoints),
+        newest=checkpoints[-1].name if checkpoints else None,
+        best=None if best is None else best.name,
+    )
+
+
+def _reported(name: str, report: dict[str, Any]) -> Counts | None:
+    """The counts of a finished stage whose events are gone, as far as its record has them."""
+    reasons = _counted(report.get("reasons"))
+    match name:
+        case "prepare":
+            unit, done, tokens = "rows", report.get("read"), _counted(report.get("tokens"))
+        case "regenerate":
+            done = sum(_whole([report.get("answered"), report.get("quarantined")]))
+            unit, tokens = "prompts", report.get("tokens")
+        case "extract" | "train":
+            unit, done, tokens = "samples", report.get("samples"), report.get("tokens")
+        case _:
+            return None
+    if type(done) is not int:
+        return None
+    total = sum(_whole(tokens.values() if isinstance(tokens, dict) else [tokens]))
+    return Counts(
+        unit=unit, total=done, done=done, quarantined=reasons, tokens=total, tokens_total=total
+    )
+
+
+def _counted(value: object) -> dict[str, int]:
+    pairs = value.items() if isinstance(value, dict) else ()
+    return {str(key): number for key, number in pairs if type(number) is int}
+
+
+def _numbers(value: dict[str, Any]) -> dict[str, float]:
+    return {key: float(number) for key, number in value.items() if _is_number(number)}
+
+
+def _whole(values: Iterable[object]) -> list[int]:
+    return [value for value in values if type(value) is int]
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return type(value) in (int, float)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
