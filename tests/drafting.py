@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from paceline.drafter.attention import Document
 from paceline.drafter.build import drafter_config, new_drafter
-from paceline.drafter.dflash import DFlash, Document
+from paceline.drafter.dflash import DFlash
 from paceline.recipe.schema import DrafterRecipe, TargetRecipe
 from paceline.target.load import Target, load_target
 from paceline.types import Features, TokenBatch
@@ -22,10 +24,16 @@ def load_tiny_target(folder: Path, kind: str = "llama", **overrides: object) -> 
 
 
 def tiny_drafter(
-    target: Target, *, block_size: int = 4, layers: int = 2, init: str = "random", seed: int = 0
+    target: Target,
+    *,
+    block_size: int = 4,
+    layers: int = 2,
+    init: str = "random",
+    seed: int = 0,
+    **more: Any,
 ) -> DFlash:
-    """A drafter of the target's shape, in eval mode."""
-    recipe = DrafterRecipe(layers=layers, block_size=block_size, init=init)
+    """A drafter of the target's shape, in eval mode; `more` are other fields of its recipe."""
+    recipe = DrafterRecipe(layers=layers, block_size=block_size, init=init, **more)
     config = drafter_config(
         recipe, target.spec, TAPS, mask_token_id=MASK, template_digest="", template_args={}
     )

@@ -1,11 +1,12 @@
 import dataclasses
+import json
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drafting import load_tiny_target, tiny_drafter
+from drafting import load_tiny_target, make_doc, run_blocks, tiny_drafter
 from paceline.drafter.build import choose_mask_token
 from paceline.drafter.checkpoint import load_drafter, save_drafter
 from paceline.durable.errors import RecipeError, ShardDamaged
@@ -90,3 +91,42 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path):
     config.write_text(config.read_text().replace('"num_layers": 2', '"num_layers": 3'))
     with pytest.raises(ShardDamaged, match="differ from the config"):
         load_drafter(folder)
+
+
+def test_t_30_the_explicit_head_dim_shapes_the_drafter_and_its_files(tmp_path):
+    target = load_tiny_target(tmp_path, hidden=80, head_dim=32)
+    drafter = tiny_drafter(target)
+    attention = drafter.blocks[0].self_attn
+    assert attention.q_proj.weight.shape == (128, 80)
+    assert attention.k_proj.weight.shape == (64, 80)
+    assert attention.o_proj.weight.shape == (80, 128)
+    save_drafter(drafter, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["head_dim"] == 32
+    loaded = load_drafter(tmp_path / "saved")
+    doc = make_doc(target, 16, answer_from=4)
+    assert torch.equal(
+        run_blocks(drafter, target, doc, [6, 9]), run_blocks(loaded, target, doc, [6, 9])
+    )
+
+
+def test_masks_travel_in_the_files(tmp_path):
+    target = load_tiny_target(tmp_path)
+    fields = {
+        "in_block_mask": "causal",
+        "layer_types": ("sliding", "full"),
+        "sliding_window": 3,
+        "sliding_in_block_mask": "bidirectional",
+    }
+    drafter = tiny_drafter(target, **fields)
+    save_drafter(drafter, tmp_path / "saved")
+    loaded = load_drafter(tmp_path / "saved")
+    assert {name: getattr(loaded.config, name) for name in fields} == fields
+    doc = make_doc(target, 16, answer_from=4)
+    assert torch.equal(
+        run_blocks(drafter, target, doc, [6, 9]), run_blocks(loaded, target, doc, [6, 9])
+    )
+
+
+def test_a_type_for_each_layer(tmp_path):
+    with pytest.raises(RecipeError, match=r"drafter\.layer_types: 1 types for 2 layers"):
+        tiny_drafter(load_tiny_target(tmp_path), layer_types=("sliding",))

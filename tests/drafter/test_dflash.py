@@ -1,10 +1,8 @@
 import pytest
 import torch
-from torch.nn import functional as F
 
 from drafting import MASK, Doc, load_tiny_target, make_doc, run_blocks, tiny_drafter
-from paceline.drafter.attention import block_attention
-from paceline.drafter.dflash import Document
+from paceline.drafter.attention import Document
 from paceline.drafter.session import DraftSession
 
 
@@ -18,54 +16,28 @@ def drafter(target):
     return tiny_drafter(target)
 
 
+MASKS = [
+    {},
+    {"in_block_mask": "causal"},
+    {"layer_types": ("sliding", "full"), "sliding_window": 5},
+    {
+        "layer_types": ("full", "sliding"),
+        "sliding_window": 3,
+        "sliding_in_block_mask": "bidirectional",
+    },
+]
+"""Recipe fields that make the four kinds of layers."""
+
+
+@pytest.fixture(scope="module", params=MASKS, ids=["full", "causal", "sliding", "sliding-both"])
+def masked(request, target):
+    """A drafter of each kind of mask."""
+    return tiny_drafter(target, **request.param)
+
+
 @pytest.fixture(scope="module")
 def doc(target) -> Doc:
     return make_doc(target, 24, answer_from=6)
-
-
-def _masked_sdpa(q, k_block, v_block, k_context, v_context, anchors):
-    """The same attention as one call over all keys with one explicit mask."""
-    num_blocks, block, heads, dim = q.shape
-    group = heads // k_block.shape[2]
-    keys = torch.cat((k_context, k_block.flatten(0, 1))).repeat_interleave(group, dim=1)
-    values = torch.cat((v_context, v_block.flatten(0, 1))).repeat_interleave(group, dim=1)
-    length = k_context.shape[0]
-    owner = torch.arange(num_blocks).repeat_interleave(block)
-    sees_context = torch.arange(length) < anchors[owner][:, None]
-    sees_block = owner[:, None] == owner[None, :]
-    mask = torch.cat((sees_context, sees_block), dim=1)
-    out = F.scaled_dot_product_attention(
-        q.flatten(0, 1).transpose(0, 1),
-        keys.transpose(0, 1),
-        values.transpose(0, 1),
-        attn_mask=mask,
-    )
-    return out.transpose(0, 1).reshape(num_blocks, block, heads, dim)
-
-
-@pytest.mark.parametrize("anchors", [[0], [3, 3, 9], [1, 4, 8, 12]])
-def test_merged_attention_equals_one_masked_sdpa_call_with_its_gradients(anchors):
-    torch.manual_seed(0)
-    block, heads, kv_heads, dim, length = 5, 6, 2, 8, 12
-    where = torch.tensor(anchors)
-    shapes = [
-        (len(anchors), block, heads, dim),
-        (len(anchors), block, kv_heads, dim),
-        (len(anchors), block, kv_heads, dim),
-        (length, kv_heads, dim),
-        (length, kv_heads, dim),
-    ]
-    inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
-    merged = block_attention(*inputs, where)
-    whole = _masked_sdpa(*inputs, where)
-    torch.testing.assert_close(merged, whole, rtol=1e-6, atol=1e-6)
-    upstream = torch.randn_like(whole)
-    for ours, theirs in zip(
-        torch.autograd.grad(merged, inputs, upstream),
-        torch.autograd.grad(whole, inputs, upstream),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_pitfall_02_slot_0_is_the_anchor_token(target, drafter, doc):
@@ -75,17 +47,18 @@ def test_pitfall_02_slot_0_is_the_anchor_token(target, drafter, doc):
     assert not torch.allclose(before, run_blocks(drafter, target, other, [10]))
 
 
-def test_pitfall_03_context_ends_strictly_before_the_anchor(target, drafter, doc):
-    before = run_blocks(drafter, target, doc, [10])
+def test_pitfall_03_context_ends_strictly_before_the_anchor(target, masked, doc):
+    before = run_blocks(masked, target, doc, [10])
     behind = doc.taps.clone()
     behind[10:] += 100.0
-    assert torch.equal(before, run_blocks(drafter, target, doc, [10], behind))
+    assert torch.equal(before, run_blocks(masked, target, doc, [10], behind))
     last_visible = doc.taps.clone()
     last_visible[9] += 1.0
-    assert not torch.allclose(before, run_blocks(drafter, target, doc, [10], last_visible))
+    assert not torch.allclose(before, run_blocks(masked, target, doc, [10], last_visible))
 
 
-def test_pitfall_04_blocks_do_not_see_each_other(target, drafter, doc):
+def test_pitfall_04_blocks_do_not_see_each_other(target, masked, doc):
+    drafter = masked
     anchors = [6, 7, 8, 10, 15, 20]
     together = run_blocks(drafter, target, doc, anchors)
     for row, anchor in enumerate(anchors):
@@ -93,10 +66,9 @@ def test_pitfall_04_blocks_do_not_see_each_other(target, drafter, doc):
         torch.testing.assert_close(together[row], alone[0], rtol=1e-5, atol=1e-5)
 
 
-def test_t_68_bidirectional_inside_the_block(target, drafter, doc):
-    """The first drafted slot sees the later slots, as the last sees the first."""
-    block = drafter.config.block_size
-    embeddings = target.head.embed(torch.full((1, block), MASK))
+def _with_another_last_slot(drafter, target, doc) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states [B - 1, H] of one block, and with its last slot's embedding changed."""
+    embeddings = target.head.embed(torch.full((1, drafter.config.block_size), MASK))
     other = embeddings.clone()
     other[0, -1] += 1.0
     where, rows = torch.tensor([10]), doc.taps.shape[0]
@@ -104,10 +76,54 @@ def test_t_68_bidirectional_inside_the_block(target, drafter, doc):
     with torch.no_grad():
         first = drafter(embeddings, where, doc.taps, torch.arange(rows), documents)
         second = drafter(other, where, doc.taps, torch.arange(rows), documents)
-    assert not torch.allclose(first[0, 0], second[0, 0])
+    return first[0], second[0]
 
 
-def test_pitfall_05_packed_documents_equal_separate_ones(target, drafter):
+def test_t_68_bidirectional_inside_the_block(target, drafter, doc):
+    """The first drafted slot sees the later slots, as the last sees the first."""
+    first, second = _with_another_last_slot(drafter, target, doc)
+    assert not torch.allclose(first[0], second[0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"in_block_mask": "causal"},
+        {"in_block_mask": "causal", "layer_types": ("sliding", "full"), "sliding_window": 4},
+    ],
+)
+def test_a_causal_slot_sees_no_later_slot(target, doc, fields):
+    first, second = _with_another_last_slot(tiny_drafter(target, **fields), target, doc)
+    assert torch.equal(first[:-1], second[:-1])
+    assert not torch.allclose(first[-1], second[-1])
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 8])
+def test_pitfall_20_a_sliding_window_counts_the_slot_itself(target, doc, window):
+    """Slot j of anchor a sees context from a + j - (window - 1) on, not one row more or less."""
+    fields = {"layer_types": ("sliding",), "sliding_window": window}
+    drafter, anchor = tiny_drafter(target, layers=1, **fields), 12
+    before = run_blocks(drafter, target, doc, [anchor])[0]
+    for row in range(anchor):
+        taps = doc.taps.clone()
+        taps[row] += 1.0
+        after = run_blocks(drafter, target, doc, [anchor], taps)[0]
+        for slot in range(1, drafter.config.block_size):
+            sees = row >= anchor + slot - (window - 1)
+            assert torch.equal(before[slot - 1], after[slot - 1]) != sees, (row, slot)
+
+
+def test_pitfall_20_a_wide_window_is_full_attention(target, doc):
+    wide = {"layer_types": ("sliding", "sliding"), "sliding_window": 100}
+    sliding = tiny_drafter(target, **wide, sliding_in_block_mask="bidirectional")
+    full = tiny_drafter(target)
+    torch.testing.assert_close(
+        run_blocks(sliding, target, doc, [8, 14]), run_blocks(full, target, doc, [8, 14])
+    )
+
+
+def test_pitfall_05_packed_documents_equal_separate_ones(target, masked):
+    drafter = masked
     docs = [make_doc(target, n, answer_from=4, seed=n) for n in (12, 20, 9)]
     anchors = [[5, 8], [4, 11, 18], [7]]
     alone = [run_blocks(drafter, target, d, a) for d, a in zip(docs, anchors, strict=True)]
@@ -135,8 +151,9 @@ def test_pitfall_05_packed_documents_equal_separate_ones(target, drafter):
 
 
 @pytest.mark.parametrize("split", [1, 5, 9, 10])
-def test_pitfall_06_training_pass_equals_cached_inference(target, drafter, doc, split):
-    """Positions, rope and cache: the block at one anchor is the same in both modes."""
+def test_pitfall_06_training_pass_equals_cached_inference(target, masked, doc, split):
+    """Positions, rope, mask and cache: the block at one anchor is the same in both modes."""
+    drafter = masked
     anchor = 10
     trained = target.head.logits(run_blocks(drafter, target, doc, [anchor])[0])
     session = DraftSession(drafter, target.head)

@@ -77,7 +77,7 @@ def test_position_weights():
     torch.testing.assert_close(weights, torch.tensor([1.0, 0.77880078, 0.60653066, 0.47236655]))
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+@pytest.mark.parametrize("chunk", [1, 93, 230, 1 << 20])
 def test_chunked_cross_entropy_equals_fp64_autograd(chunk):
     torch.manual_seed(0)
     rows, hidden_size, vocab = 17, 6, 31
@@ -100,6 +100,23 @@ def test_chunked_cross_entropy_equals_fp64_autograd(chunk):
     assert float(total.detach()) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_in_bfloat16_the_gradient_of_a_sure_label_keeps_its_precision():
+    """softmax - one-hot is small there: taken after rounding, it would be noise."""
+    torch.manual_seed(0)
+    lm_head = torch.randn(50, 64).bfloat16()
+    labels = torch.arange(8)
+    hidden = (0.2 * lm_head[:8]).float().requires_grad_()
+    total, losses = cross_entropy(hidden, lm_head, labels, torch.ones(8), chunk=200)
+    total.backward()
+    assert losses.nll.max() < 0.1
+    reference = hidden.detach().double().requires_grad_()
+    logits = (reference.bfloat16() @ lm_head.T).double()
+    slopes = logits.softmax(-1) - F.one_hot(labels, 50)
+    wanted = slopes @ lm_head.double()
+    error = (hidden.grad.double() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    assert error.max() < 0.05
+
+
 def test_cross_entropy_without_gradient_forms_none():
     hidden = torch.randn(4, 3)
     total, _ = cross_entropy(
@@ -116,3 +133,24 @@ def test_cross_entropy_of_no_rows_is_zero():
     total.backward()
     assert total.item() == 0.0
     assert hidden.grad.shape == (0, 3)
+
+
+def test_rows_of_logits_that_exist_are_limited_by_their_number(monkeypatch):
+    """At a vocabulary of 100 a chunk of 250 logits holds two rows, at 1000 one."""
+    seen = []
+    amax = torch.Tensor.amax
+
+    def spy(self, *arguments, **keywords):
+        seen.append(self.numel())
+        return amax(self, *arguments, **keywords)
+
+    monkeypatch.setattr(torch.Tensor, "amax", spy)
+    for vocab in (100, 1000):
+        cross_entropy(
+            torch.randn(5, 3),
+            torch.randn(vocab, 3),
+            torch.zeros(5, dtype=torch.int64),
+            torch.ones(5),
+            chunk=250,
+        )
+    assert seen == [200, 200, 100, 1000, 1000, 1000, 1000, 1000]

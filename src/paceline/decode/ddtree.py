@@ -8,15 +8,19 @@ import torch
 from paceline.types.tree import DraftTree
 
 
-def top_log_probs(logits: torch.Tensor, width: int) -> tuple[list[list[int]], list[list[float]]]:
-    """The `width` best tokens of each row with their log-probabilities over the full vocabulary.
+def top_log_probs(
+    logits: torch.Tensor, width: int, d2t: torch.Tensor | None = None
+) -> tuple[list[list[int]], list[list[float]]]:
+    """The `width` best tokens of each row with their log-probabilities over all that are proposed.
 
     Args:
         logits: fp32 [D, V], row d for depth d + 1.
         width: tokens a row, cut to V.
+        d2t: int64 [V] offsets from a column to its target id, of a drafter whose vocabulary is
+            reduced; None where columns are target ids.
 
     Returns:
-        Tokens and log-probabilities [D][width], falling; equal ones by token id.
+        Target ids and log-probabilities [D][width], falling; equal ones by token id.
 
     """
     normaliser = logits.logsumexp(dim=-1, keepdim=True)
@@ -25,7 +29,8 @@ def top_log_probs(logits: torch.Tensor, width: int) -> tuple[list[list[int]], li
     values, ids = values.gather(-1, by_id), ids.gather(-1, by_id)
     order = values.argsort(dim=-1, descending=True, stable=True)
     log_probs = values.gather(-1, order) - normaliser
-    return ids.gather(-1, order).tolist(), log_probs.tolist()
+    ids = ids.gather(-1, order)
+    return (ids if d2t is None else ids + d2t[ids]).tolist(), log_probs.tolist()
 
 
 def build_tree(

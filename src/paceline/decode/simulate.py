@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from paceline.decode.ddtree import build_tree, top_log_probs
-from paceline.drafter.dflash import DFlash, Document
+from paceline.drafter.attention import Document
+from paceline.drafter.dflash import DFlash
 from paceline.objective.blocks import block_targets
 from paceline.target.head import TargetHead
 
@@ -37,7 +38,7 @@ def accepted_depths(
 
     Args:
         drafter: in eval mode.
-        head: the target's.
+        head: `drafter.narrowed` of the target's.
         taps: [>= max(anchors), L, H] features of one document, row t at position t.
         input_ids: int64 [S], prompt and answer.
         loss_mask: bool [S], true on the answer.
@@ -48,6 +49,7 @@ def accepted_depths(
         Method name to A depths.
 
     """
+    drafter.check_head(head)
     block = drafter.config.block_size
     found: dict[str, list[int]] = {method_name(b): [] for b in (None, *budgets)}
     largest = max(budgets, default=0)
@@ -63,10 +65,12 @@ def accepted_depths(
             all_logits = head.logits(hidden).float()
             for row, logits in enumerate(all_logits):
                 wanted = labels[row][: int(valid[row].sum())].tolist()
-                found[CHAIN].append(_prefix_match(logits.argmax(dim=-1).tolist(), wanted))
+                drafted = drafter.to_target(logits.argmax(dim=-1))
+                found[CHAIN].append(_prefix_match(drafted.tolist(), wanted))
                 if not budgets:
                     continue
-                tree = build_tree(int(ids[row, 0]), *top_log_probs(logits, largest), largest)
+                best = top_log_probs(logits, largest, drafter.d2t)
+                tree = build_tree(int(ids[row, 0]), *best, largest)
                 path = _path(tree.children, wanted)
                 for budget in budgets:
                     # Trees are nested: a node of the largest is in that of M iff its number is.

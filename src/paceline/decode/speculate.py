@@ -123,7 +123,8 @@ def decode_speculative(
     """Greedy speculative decoding: a chain, or a draft tree of `budget` nodes.
 
     Token for token what `decode_plain` gives, wherever the target's two best logits differ by
-    more than the rounding of differently shaped products.
+    more than the rounding of differently shaped products. `head` is `drafter.narrowed` of the
+    target's, made once for all requests.
     """
     phases = _Phases()
     session = TargetSession(target, drafter.config.taps)
@@ -138,7 +139,7 @@ def decode_speculative(
                 draft.extend(features)
                 slot_logits = draft.slot_logits(ids[-1])
             with phases("tree"):
-                tree = _tree(ids[-1], slot_logits, budget)
+                tree = _tree(ids[-1], drafter, slot_logits, budget)
             with phases("verify"):
                 logits, features = session.verify(tree)
             with phases("commit"):
@@ -158,10 +159,10 @@ def decode_speculative(
     )
 
 
-def _tree(root: int, slot_logits: torch.Tensor, budget: int | None) -> DraftTree:
+def _tree(root: int, drafter: DFlash, slot_logits: torch.Tensor, budget: int | None) -> DraftTree:
     if budget is None:
-        return DraftTree.chain(root, slot_logits.argmax(dim=-1).tolist())
-    return build_tree(root, *top_log_probs(slot_logits, budget), budget)
+        return DraftTree.chain(root, drafter.to_target(slot_logits.argmax(dim=-1)).tolist())
+    return build_tree(root, *top_log_probs(slot_logits, budget, drafter.d2t), budget)
 
 
 def _until_end(tokens: Sequence[int], eos_ids: frozenset[int]) -> tuple[int, ...]:

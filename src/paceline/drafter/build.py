@@ -9,6 +9,7 @@ from torch import nn
 
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.dflash import DFlash, DFlashAttention
+from paceline.drafter.vocabulary import DraftVocabulary
 from paceline.durable.errors import RecipeError
 from paceline.recipe.schema import DrafterRecipe
 from paceline.target.families import LayerKind, NormKind
@@ -44,9 +45,14 @@ def drafter_config(
         rope={k: v for k, v in spec.rope.items() if k not in _ROPE_KEYS_OF_OTHERS},
         max_position=spec.max_position,
         vocab_size=spec.vocab_size,
+        draft_vocab_size=recipe.draft_vocab,
         block_size=recipe.block_size,
         mask_token_id=mask_token_id,
         taps=taps,
+        in_block_mask=recipe.in_block_mask,
+        layer_types=recipe.layer_types or (),
+        sliding_window=recipe.sliding_window,
+        sliding_in_block_mask=recipe.sliding_in_block_mask,
         target_name=spec.name,
         target_identity=spec.identity,
         target_num_layers=spec.num_layers,
@@ -73,13 +79,8 @@ def choose_mask_token(
         RecipeError: the asked id breaks the rule, or no row is free.
 
     """
-    reserved = {*spec.eos_token_ids, spec.pad_token_id, spec.bos_token_id}
-
-    def is_free(token: int) -> bool:
-        return 0 <= token < spec.vocab_size and token not in reserved and token not in used
-
     if asked is not None:
-        if not is_free(asked):
+        if not is_mask_token(asked, spec, used):
             raise RecipeError(
                 f"drafter.mask_token_id: {asked} is a pad, begin or end token, occurs in the "
                 "corpus, or is no row of the embedding. Leave the key out to have one chosen."
@@ -90,24 +91,39 @@ def choose_mask_token(
         *sorted(special_ids, reverse=True),
         *range(spec.vocab_size - 1, -1, -1),
     )
-    chosen = next((token for token in candidates if is_free(token)), None)
+    chosen = next((token for token in candidates if is_mask_token(token, spec, used)), None)
     if chosen is None:
         raise RecipeError("drafter.mask_token_id: every row of the target's embedding is in use.")
     return chosen
 
 
+def is_mask_token(token: int, spec: TargetSpec, used: Container[int]) -> bool:
+    """Whether masked slots may have this embedding row, the corpus having the ids in `used`."""
+    reserved = {*spec.eos_token_ids, spec.pad_token_id, spec.bos_token_id}
+    return 0 <= token < spec.vocab_size and token not in reserved and token not in used
+
+
 def new_drafter(
-    config: DrafterConfig, recipe: DrafterRecipe, spec: TargetSpec, path: Path, *, seed: int
+    config: DrafterConfig,
+    recipe: DrafterRecipe,
+    spec: TargetSpec,
+    path: Path,
+    *,
+    seed: int,
+    vocabulary: DraftVocabulary | None = None,
 ) -> DFlash:
     """A drafter with fp32 weights: noise, or copies of the target's last layers.
 
     A copy starts from a working reader of the target's residual stream: the context projection
     passes on the deepest tap, and the layers' keys and values of it are nearly the target's own
-    (docs/algorithms.md, "Start from the target").
+    (docs/algorithms.md, "Start from the target"). `vocabulary` is the reduced one of a config
+    that has one.
     """
+    if (vocabulary is None) != (config.draft_vocab_size is None):
+        raise ValueError("a vocabulary is needed where the config has one, and only there")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        drafter = DFlash(config)
+        drafter = DFlash(config, vocabulary)
         for module in drafter.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)

@@ -1,5 +1,6 @@
 """A drafter at rest: `model.safetensors` and `config.json`, nothing pickled."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -11,9 +12,12 @@ from paceline.drafter.config import DrafterConfig
 from paceline.drafter.dflash import DFlash
 from paceline.durable.errors import ShardDamaged, UserError
 from paceline.durable.fs import write_atomic
+from paceline.recipe.fingerprint import digest_file
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
+SUMS = "checksums.json"
+"""Beside them in a training's checkpoint: file name to size and CRC64NVME."""
 
 
 def save_drafter(drafter: DFlash, folder: Path) -> None:
@@ -38,7 +42,8 @@ def read_config(folder: Path) -> DrafterConfig:
 def load_drafter(folder: Path, *, device: str = "cpu") -> DFlash:
     """Rebuild a saved drafter, in eval mode.
 
-    Raises ShardDamaged where names or shapes differ from what the config describes.
+    Raises ShardDamaged where names or shapes differ from what the config describes, or the two
+    tables of a reduced vocabulary disagree.
     """
     drafter = DFlash(read_config(folder))
     try:
@@ -51,5 +56,23 @@ def load_drafter(folder: Path, *, device: str = "cpu") -> DFlash:
         names = sorted(wanted.items() ^ found.items())
         raise ShardDamaged(f"{folder / WEIGHTS}: tensors differ from the config: {names[:6]}")
     drafter.load_state_dict(state, assign=True)
+    try:
+        _ = drafter.vocabulary
+    except ValueError as error:
+        raise ShardDamaged(f"{folder / WEIGHTS}: {error}.") from error
     drafter.to(torch.device(device))
     return drafter.eval()
+
+
+def check_sums(folder: Path, names: Iterable[str]) -> None:
+    """Raise ShardDamaged, naming the file, unless each is as `checksums.json` says."""
+    try:
+        sums = msgspec.json.decode((folder / SUMS).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+        raise ShardDamaged(f"{folder / SUMS}: cannot be read ({error}).") from error
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            raise ShardDamaged(f"{path}: missing from the checkpoint.")
+        if digest_file(path) != sums.get(name):
+            raise ShardDamaged(f"{path}: its checksum does not hold.")

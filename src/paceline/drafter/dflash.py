@@ -5,44 +5,35 @@ L taps, H hidden size.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from paceline.drafter.attention import block_attention
+from paceline.drafter.attention import Attend, Context, Document, EagerAttention
 from paceline.drafter.config import DrafterConfig
+from paceline.drafter.flex import FlexAttention
+from paceline.drafter.proposer import Proposer
 from paceline.drafter.rope import Rope, rotate
+from paceline.drafter.visibility import Visibility
+from paceline.drafter.vocabulary import DraftVocabulary
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 
-Context = tuple[torch.Tensor, torch.Tensor]
-"""A layer's keys and values of the context, each [T, kv_heads, D]."""
 
-
-@dataclass(frozen=True)
-class Document:
-    """Where one document's context rows and blocks lie in a batch."""
-
-    rows: slice
-    """Its rows among the T context tokens."""
-    blocks: slice
-    """Its blocks among the A blocks."""
-
-
-class DFlash(nn.Module):
+class DFlash(Proposer):
     """The drafter's trainable part; embedding and lm_head are the target's and stay frozen.
 
     Parameters are named as serving engines name them, so an export renames nothing.
     """
 
-    def __init__(self, config: DrafterConfig) -> None:
-        super().__init__()
-        self.config = config
+    def __init__(self, config: DrafterConfig, vocabulary: DraftVocabulary | None = None) -> None:
+        super().__init__(config, vocabulary)
         hidden = config.hidden_size
         self.fc = nn.Linear(len(config.taps) * hidden, hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DFlashLayer(config, config.visibility(layer)) for layer in range(config.num_layers)
+        )
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.rope = Rope(config)
 
@@ -95,20 +86,21 @@ class DFlash(nn.Module):
         """`forward` on contexts that were made before, as decoding does round by round."""
         slots = torch.arange(embeddings.shape[1], device=anchors.device)
         tables = self.rope.tables(anchors[:, None] + slots)
+        attend = _attention(anchors, documents)
         x = embeddings
         last = len(contexts) - 1
         for i, (layer, context) in enumerate(zip(self.blocks, contexts, strict=True)):
             # Nothing reads slot 0 after the last layer's keys and values are made.
-            x = layer(x, tables, context, anchors, documents, first_slot=int(i == last))
+            x = layer(x, tables, context, attend, first_slot=int(i == last))
         return self.norm(x)
 
 
 class DFlashLayer(nn.Module):
     """Pre-norm decoder layer whose attention also reads keys and values made of the context."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, visibility: Visibility) -> None:
         super().__init__()
-        self.self_attn = DFlashAttention(config)
+        self.self_attn = DFlashAttention(config, visibility)
         self.mlp = DFlashMLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -118,15 +110,14 @@ class DFlashLayer(nn.Module):
         x: torch.Tensor,
         tables: Tables,
         context: Context,
-        anchors: torch.Tensor,
-        documents: Sequence[Document],
+        attend: Attend,
         *,
         first_slot: int = 0,
     ) -> torch.Tensor:
         """Slots x [A, B, H], one layer further; those before `first_slot` are only attended to."""
         normed = self.input_layernorm(x)
         x = x[:, first_slot:] + self.self_attn(
-            normed, tables, context, anchors, documents, first_slot=first_slot
+            normed, tables, context, attend, first_slot=first_slot
         )
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -148,10 +139,11 @@ class DFlashMLP(nn.Module):
 class DFlashAttention(nn.Module):
     """Queries from the slots; keys and values from context and slots by the same projections."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, visibility: Visibility) -> None:
         super().__init__()
         self._heads, self._kv_heads = config.num_heads, config.num_kv_heads
         self._dim = config.head_dim
+        self._visibility = visibility
         self.q_proj = nn.Linear(config.hidden_size, self._heads * self._dim, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, self._kv_heads * self._dim, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, self._kv_heads * self._dim, bias=False)
@@ -170,8 +162,7 @@ class DFlashAttention(nn.Module):
         x: torch.Tensor,
         tables: Tables,
         context: Context,
-        anchors: torch.Tensor,
-        documents: Sequence[Document],
+        attend: Attend,
         *,
         first_slot: int = 0,
     ) -> torch.Tensor:
@@ -182,16 +173,13 @@ class DFlashAttention(nn.Module):
         own_tables = (cos[:, first_slot:], sin[:, first_slot:])
         q = rotate(self.q_norm(self.q_proj(asking).view(shape)), own_tables)
         k_block, v_block = self.project(x, tables)
-        keys, values = context
-        mixed = [
-            block_attention(
-                q[d.blocks],
-                k_block[d.blocks],
-                v_block[d.blocks],
-                keys[d.rows],
-                values[d.rows],
-                anchors[d.blocks],
-            )
-            for d in documents
-        ]
-        return self.o_proj(torch.cat(mixed).flatten(2) if len(mixed) > 1 else mixed[0].flatten(2))
+        mixed = attend(q, k_block, v_block, context, self._visibility)
+        return self.o_proj(mixed.flatten(2))
+
+
+def _attention(anchors: torch.Tensor, documents: Sequence[Document]) -> Attend:
+    # In decoding every round has another context length, and a kernel compiled for each would
+    # cost more than it saves.
+    if anchors.is_cuda and torch.is_grad_enabled():
+        return FlexAttention(anchors, documents)
+    return EagerAttention(anchors, documents)

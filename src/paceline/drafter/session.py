@@ -2,7 +2,8 @@
 
 import torch
 
-from paceline.drafter.dflash import Context, DFlash, Document
+from paceline.drafter.attention import Context, Document
+from paceline.drafter.dflash import DFlash
 from paceline.target.head import TargetHead
 
 
@@ -14,6 +15,8 @@ class DraftSession:
     """
 
     def __init__(self, drafter: DFlash, head: TargetHead) -> None:
+        """`head` is `drafter.narrowed` of the target's."""
+        drafter.check_head(head)
         self._drafter = drafter
         self._head = head
         self._contexts: list[Context] | None = None
@@ -42,7 +45,10 @@ class DraftSession:
             ]
 
     def slot_logits(self, anchor_token: int) -> torch.Tensor:
-        """fp32 [B - 1, V] for the positions after the anchor, which stands at `length`."""
+        """fp32 [B - 1, K] for the positions after the anchor, which stands at `length`.
+
+        Columns are draft ids; `DFlash.to_target` translates them.
+        """
         if self._contexts is None:
             raise ValueError("slot_logits before extend: the prompt's features are missing")
         device = self._contexts[0][0].device
