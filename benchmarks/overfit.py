@@ -18,7 +18,7 @@ from paceline.target.taps import default_taps
 from paceline.train.batch import Anchored, pack
 from paceline.train.objective import block_loss
 from paceline.train.optimizer import build_optimizer, set_learning_rate
-from paceline.train.schedule import cosine
+from paceline.train.schedule import rate_factor
 from paceline.types import Features, TokenBatch
 
 TARGET = Path(__file__).resolve().parents[1] / ".cache" / "smollm2"
@@ -98,13 +98,14 @@ def _learn(target: Target, drafter: Any, samples: list[Features]) -> float:
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        loss = block_loss(drafter, target.head, batch, gamma=4.0, chunk=256)
+        loss = block_loss(drafter, target.head, batch, gamma=4.0, chunk=1 << 24)
         (loss.sum / loss.count).backward()
         mean = float(loss.sum.detach()) / loss.count
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-        set_learning_rate(
-            optimizer, LEARNING_RATE * cosine((step + 0.5) / STEPS, warmup=0.05, floor=0.02)
+        factor = rate_factor(
+            (step + 0.5) / STEPS, schedule="cosine", warmup=0.05, decay=1.0, floor=0.02
         )
+        set_learning_rate(optimizer, LEARNING_RATE * factor)
         optimizer.step()
         optimizer.zero_grad()
     return mean

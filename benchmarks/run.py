@@ -14,7 +14,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-BENCHMARKS = ("demo_tau", "overfit", "extract_efficiency")
+BENCHMARKS = (
+    "demo_tau",
+    "overfit",
+    "extract_efficiency",
+    "dflash_step",
+    "loss_memory",
+    "status_time",
+    "kill_tiny",
+    "resume_exact",
+)
 KEYS = ("name", "value", "unit", "target", "ok", "how")
 
 Measurement = dict[str, Any]

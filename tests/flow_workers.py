@@ -4,12 +4,15 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.durable.errors import DataError
+import psutil
+
+from paceline.durable.errors import DataError, Interrupted
 from paceline.flow.launch import map_items
 
 
@@ -77,7 +80,45 @@ def sleeping(folder: Path) -> Callable[[int], int]:
     return handle
 
 
-if __name__ == "__main__":
+def draining(folder: Path) -> Callable[[int], int]:
+    """Items that say when they begin, and end once the file `go` is there."""
+
+    def handle(item: int) -> int:
+        (folder / f"began-{item}").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        return item
+
+    return handle
+
+
+def drain(folder: Path) -> None:
+    """Map `draining`, and print what came of it."""
+
+    def spawned() -> None:
+        # As early as possible: before a worker has reached a line of ours.
+        while len(psutil.Process().children()) < 2:
+            time.sleep(0.001)
+        (folder / "spawned").touch()
+
+    threading.Thread(target=spawned, daemon=True).start()
+    try:
+        map_items(
+            draining,
+            folder,
+            range(4),
+            workers=2,
+            threads=1,
+            on_result=lambda item, _: print(f"result {item}", flush=True),
+        )
+    except Interrupted as error:
+        print("Interrupted", str(error).split(" The same")[0])
+
+
+if __name__ == "__main__" and sys.argv[2:] == ["draining"]:
+    drain(Path(sys.argv[1]))
+elif __name__ == "__main__":
     map_items(
         sleeping, Path(sys.argv[1]), range(4), workers=2, threads=1, on_result=lambda _, __: None
     )

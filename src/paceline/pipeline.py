@@ -1,12 +1,14 @@
 """The stages of a run, in order, and the one way to run one of them."""
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.durable.errors import UserError
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.upstream import require_inputs
+from paceline.watch.events import EventWriter
 
 if TYPE_CHECKING:
     from paceline.recipe.stage import Report
@@ -21,8 +23,17 @@ STAGES: tuple[tuple[str, str], ...] = (
 """Names with the modules whose `run(recipe, run_dir) -> Report` does the work."""
 
 
-def run_stage(name: str, recipe: Recipe, run_dir: RunDir) -> "Report":
+def run_stage(
+    name: str,
+    recipe: Recipe,
+    run_dir: RunDir,
+    *,
+    resume_from: str | None = None,
+    allow_change: Sequence[str] = (),
+) -> "Report":
     """Run one stage; what is done already and verified is left as it is.
+
+    `resume_from` and `allow_change` are those of `paceline train`; other stages take no notice.
 
     The recipe is taken as it stands: `check_recipe` and `check_paths` come first. Raises UserError
     for an unknown name, and what the stage raises: RecipeChanged where artefacts of another recipe
@@ -30,6 +41,10 @@ def run_stage(name: str, recipe: Recipe, run_dir: RunDir) -> "Report":
     """
     for stage, module in STAGES:
         if stage == name:
-            require_inputs(name, recipe, run_dir)
-            return importlib.import_module(module).run(recipe, run_dir)
+            # A refusal is told, like what the stage itself refuses.
+            with EventWriter(run_dir.events, name):
+                require_inputs(name, recipe, run_dir)
+            options = {"resume_from": resume_from, "allow_change": allow_change}
+            work = importlib.import_module(module).run
+            return work(recipe, run_dir, **(options if name == "train" else {}))
     raise UserError(f"no stage {name!r}. Stages: {', '.join(stage for stage, _ in STAGES)}.")

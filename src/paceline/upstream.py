@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.durable.errors import DataError, IntegrityError, RecipeChanged, UserError
-from paceline.recipe.fingerprint import Fields, difference, flatten
+from paceline.recipe.drafter_inputs import drafter_input_fields
+from paceline.recipe.fingerprint import Fields, changed_fields, difference, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import source_fields
-from paceline.recipe.stage import Record, changed_outputs, read_record
+from paceline.recipe.stage import Record, changed_outputs, permission, read_record
+from paceline.recipe.training import CHANGEABLE, training_fields
 from paceline.target.folder import ModelFolder
 from paceline.target.taps import default_taps
 
@@ -20,7 +22,7 @@ _OPEN = {
     "prepare": ("sources.", "corpus.template_args."),
     "regenerate": ("corpus.template_args.",),
     "extract": ("extract.layer_ids.",),
-    "train": ("template_args.",),
+    "train": ("template_args.", "vocab_text.", "warm_start."),
 }
 """Mappings and lists by stage: an entry that stands on one side alone is a difference too."""
 
@@ -75,7 +77,16 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
             taps = recipe.extract.taps or default_taps(layers, recipe.extract.num_taps)
             return asked | flatten({"extract": {"layer_ids": taps}})
         case "train":
-            return asked | flatten({"template_args": recipe.corpus.template_args})
+            own = {
+                "template_args": recipe.corpus.template_args,
+                "train": training_fields(recipe.train),
+            }
+            try:
+                inputs = drafter_input_fields(recipe.drafter)
+            except DataError:
+                kept = ("vocab_text.", "warm_start.")
+                inputs = {k: v for k, v in record.fields.items() if k.startswith(kept)}
+            return asked | flatten(own) | inputs
         case _:
             return asked
 
@@ -84,11 +95,13 @@ def _refuse_change(name: str, folder: Path, record: Record, asked: Fields) -> No
     open_ended = _OPEN[record.stage]
     made = {k: v for k, v in record.fields.items() if k in asked or k.startswith(open_ended)}
     wanted = {k: v for k, v in asked.items() if k in made or k.startswith(open_ended)}
-    changed = difference(made, wanted)
+    changed = changed_fields(made, wanted)
     if changed:
-        rows = "\n  ".join(changed)
+        rows = "\n  ".join(difference(made, wanted))
+        way = permission(changed, CHANGEABLE) if record.stage == "train" else ""
         raise RecipeChanged(
             f"{folder}: the {record.stage} artefacts, which {name} builds on, were made by another "
             f"recipe (made -> asked):\n  {rows}\n"
             "Two ways out: use a new run directory (`--run DIR`), or put the old values back."
+            f"{way}"
         )

@@ -48,12 +48,15 @@ def flags(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 FROZEN = {
     "init": ["--data", "--force", "--heldout", "--help", "--out", "--target", "-h"],
-    "run": ["--help", "--run", "--set", "-h"],
+    "run": ["--allow-change", "--help", "--resume-from", "--run", "--set", "-h"],
     "prepare": ["--help", "--preview", "--run", "--set", "-h"],
     "regenerate": ["--help", "--run", "--set", "-h"],
     "extract": ["--help", "--run", "--set", "-h"],
-    "train": ["--help", "--run", "--set", "-h"],
+    "train": ["--allow-change", "--help", "--resume-from", "--run", "--set", "-h"],
     "score": ["--help", "--run", "--set", "-h"],
+    "stop": ["--grace", "--help", "--kill", "-h"],
+    "status": ["--help", "--json", "-h"],
+    "report": ["--help", "--out", "-h"],
 }
 
 

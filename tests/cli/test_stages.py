@@ -132,7 +132,7 @@ def test_run_does_all_stages_in_order_and_then_has_nothing_to_do(project, small_
     ]
     assert "train did its work [1, 2].\n" in shown
     assert "note: corpus.sources: none has `split: heldout`" in shown
-    assert shown.endswith("Results: runs/demo/score\n")
+    assert shown.endswith("Results: runs/demo/score, on one page: runs/demo/report.html\n")
 
     assert main(["run", "recipe.yaml"]) == 0
     again = capsys.readouterr().out

@@ -45,11 +45,27 @@ def test_defaults_with_a_target_and_data_are_possible():
 
 
 @pytest.mark.parametrize(
+    "shares",
+    [
+        {"schedule": "wsd", "warmup_ratio": 0.7, "decay_ratio": 0.3},
+        {"schedule": "wsd", "warmup_ratio": 0.9, "decay_ratio": 0.1},
+        {"schedule": "cosine", "warmup_ratio": 0.9, "decay_ratio": 0.2},
+    ],
+)
+def test_shares_that_fill_the_run_or_do_not_count_are_possible(shares):
+    check_recipe(recipe_with(train=shares))
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         (
             {"drafter__block_size": 1},
             "drafter.block_size: 1 is impossible. Give a number at least 2",
+        ),
+        (
+            {"train__schedule": "wsd", "train__warmup_ratio": 0.5, "train__decay_ratio": 0.6},
+            "train.decay_ratio: 0.6 and train.warmup_ratio 0.5 are more than the whole run",
         ),
         ({"drafter__block_size": 4096}, "drafter.block_size: 4096 does not fit into samples of"),
         ({"regenerate__max_new_tokens": 0}, "regenerate.max_new_tokens: 0 is impossible"),

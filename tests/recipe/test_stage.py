@@ -78,6 +78,42 @@ def test_other_fields_are_refused_with_each_difference(tmp_path):
         StageRecord(tmp_path, "train", FIELDS | {"corpus.seed": 3}).is_done()
 
 
+def test_an_allowed_change_is_recorded_and_outlives_the_next_finish(tmp_path):
+    before = finished(tmp_path)
+    assert b'"overrides"' not in before, "a record that nobody changed reads as it always did"
+    asked = FIELDS | {"train.epochs": 3.0}
+    with pytest.raises(RecipeChanged, match=r"Or go on .*: `--allow-change train\.epochs`\."):
+        StageRecord(tmp_path, "train", asked, changeable=["train.epochs"]).is_done()
+    record = StageRecord(tmp_path, "train", asked, allowed=["train.epochs"])
+    assert not record.is_done()
+    record.begin(step=26)
+    record.finish([tmp_path / "output"], {})
+    stored = read_record(tmp_path, "train")
+    assert stored is not None
+    (override,) = stored.overrides
+    assert (override.key, override.made, override.asked, override.step) == (
+        "train.epochs", 1.5, 3.0, 26,
+    )  # fmt: skip
+    assert StageRecord(tmp_path, "train", asked).is_done()
+    own = StageRecord(tmp_path, "train", asked).fingerprints
+    assert own == {stored.fingerprint, override.fingerprint}
+
+
+def test_an_override_in_the_record_cannot_be_changed_unseen(tmp_path):
+    finished(tmp_path)
+    StageRecord(tmp_path, "train", FIELDS | {"train.epochs": 3.0}, allowed=["train.epochs"]).begin(
+        step=26
+    )
+    path = tmp_path / "train.stage.json"
+    for old, new in ((b'"step": 26', b'"step": 27'), (b'"overrides"', b'"overrodes"')):
+        written = path.read_bytes()
+        assert old in written
+        path.write_bytes(written.replace(old, new))
+        with pytest.raises(IntegrityError):
+            read_record(tmp_path, "train")
+        path.write_bytes(written)
+
+
 def test_beginning_removes_what_dead_processes_left(tmp_path):
     dead = tmp_path / "file.999999999.partial"
     dead.write_bytes(b"half")

@@ -3,13 +3,13 @@ import typing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.recipe import schema
 from paceline.recipe.convert import known_keys
 from paceline.recipe.load import load_recipe, resolve_paths
-from paceline.recipe.schema import CorpusRecipe, Recipe, SourceRecipe
+from paceline.recipe.schema import CorpusRecipe, DrafterRecipe, Recipe, SourceRecipe
 from paceline.recipe.write import field_docs, recipe_yaml, template, write_recipe
 
 SECTIONS = [
@@ -43,6 +43,12 @@ corpora = st.builds(
     strict=...,
     seed=...,
 )
+drafters = st.builds(
+    dataclasses.replace,
+    st.from_type(DrafterRecipe),
+    warm_start=st.none() | paths,
+    vocab_text=st.lists(paths, max_size=3).map(tuple),
+)
 recipes = st.builds(
     Recipe,
     name=...,
@@ -50,13 +56,14 @@ recipes = st.builds(
     corpus=corpora,
     regenerate=...,
     extract=...,
-    drafter=...,
+    drafter=drafters,
     train=...,
     score=...,
 )
 
 
 @settings(deadline=None, max_examples=20)
+@example(Recipe(corpus=CorpusRecipe(template_args={"1e5": "0E0"})))
 @given(recipes)
 def test_a_written_recipe_reads_back_equal(tmp_path_factory, recipe):
     path = tmp_path_factory.getbasetemp() / "written.yaml"

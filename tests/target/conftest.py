@@ -28,6 +28,6 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 @pytest.fixture
-def tiny_target(tiny_folder: Callable[[str], Path]) -> Callable[[str], Target]:
-    """A freshly loaded fp32 target of a kind."""
-    return lambda kind: load_target(TargetRecipe(path=str(tiny_folder(kind))))
+def tiny_target(tiny_folder: Callable[[str], Path]) -> Callable[..., Target]:
+    """A freshly loaded target of a kind, fp32 unless said otherwise."""
+    return lambda kind, **fields: load_target(TargetRecipe(path=str(tiny_folder(kind)), **fields))

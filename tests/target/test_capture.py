@@ -55,6 +55,19 @@ def test_t_37_batch_of_eight_equals_one_by_one(kind, tiny_target):
     assert torch.equal(again.last, together.last)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_t_37_in_bfloat16_a_sample_s_states_point_the_same_way(kind, tiny_target):
+    target = tiny_target(kind, dtype="bfloat16")
+    batch = random_batch(T_37_LENGTHS)
+    together = target.capture(batch, TAPS, last=True)
+    for n in range(len(batch)):
+        alone = target.capture(single(batch, n), TAPS, last=True)
+        span = slice(int(batch.offsets[n]), int(batch.offsets[n + 1]))
+        for ours, theirs in ((together.taps[span], alone.taps), (together.last[span], alone.last)):
+            similar = torch.cosine_similarity(ours.double().flatten(), theirs.double().flatten(), 0)
+            assert similar > 0.9999
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
 def test_equal_lengths_need_no_mask_and_give_the_same(kind, tiny_target):
     target = tiny_target(kind)

@@ -1,24 +1,100 @@
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from paceline.train.schedule import cosine
+from paceline.train import stage
+from paceline.train.schedule import rate_factor
 from paceline.train.source import epoch_of, schedule
+from training_runs import step_events
+
+SHARES = st.floats(0, 1)
 
 
-def test_warm_up_peak_and_end():
-    def rate(progress: float) -> float:
-        return cosine(progress, warmup=0.1, floor=0.2)
+@st.composite
+def settings_of_a_rate(draw) -> dict:
+    warmup = draw(st.floats(0, 0.99))
+    return {
+        "schedule": draw(st.sampled_from(["cosine", "wsd"])),
+        "warmup": warmup,
+        "decay": draw(st.floats(0.001, 1.0 - warmup)) if warmup < 0.999 else 0.001,
+        "floor": draw(SHARES),
+    }
 
-    assert rate(0.05) == pytest.approx(0.5)
-    assert rate(0.1) == pytest.approx(1.0)
-    assert rate(0.55) == pytest.approx(0.6)
-    assert rate(1.0) == pytest.approx(0.2)
+
+def cosine(progress: float) -> float:
+    return rate_factor(progress, schedule="cosine", warmup=0.1, decay=0.5, floor=0.2)
 
 
-@given(progress=st.floats(0, 1), warmup=st.floats(0, 0.99), floor=st.floats(0, 1))
-def test_the_factor_stays_between_0_and_1(progress, warmup, floor):
-    assert 0.0 <= cosine(progress, warmup=warmup, floor=floor) <= 1.0 + 1e-12
+def wsd(progress: float) -> float:
+    return rate_factor(progress, schedule="wsd", warmup=0.1, decay=0.2, floor=0.2)
+
+
+def test_cosine_warm_up_peak_and_end():
+    assert cosine(0.05) == pytest.approx(0.5)
+    assert cosine(0.1) == pytest.approx(1.0)
+    assert cosine(0.55) == pytest.approx(0.6)
+    assert cosine(1.0) == pytest.approx(0.2)
+
+
+def test_wsd_warms_up_stays_and_falls_linearly():
+    assert wsd(0.05) == pytest.approx(0.5)
+    assert wsd(0.1) == wsd(0.5) == wsd(0.79) == 1.0
+    assert wsd(0.9) == pytest.approx(0.6)
+    assert wsd(0.95) == pytest.approx(0.4)
+    assert wsd(1.0) == pytest.approx(0.2)
+
+
+@given(progress=SHARES, settings=settings_of_a_rate())
+def test_the_factor_stays_between_0_and_1_and_above_the_floor(progress, settings):
+    factor = rate_factor(progress, **settings)
+    assert 0.0 <= factor <= 1.0 + 1e-12
+    if progress >= settings["warmup"]:
+        assert factor >= settings["floor"] - 1e-12
+
+
+@given(settings=settings_of_a_rate())
+def test_the_factor_ends_at_the_floor_and_reaches_the_peak(settings):
+    assert rate_factor(1.0, **settings) == pytest.approx(settings["floor"])
+    assert rate_factor(settings["warmup"], **settings) == pytest.approx(1.0)
+
+
+@given(one=SHARES, other=SHARES, settings=settings_of_a_rate())
+def test_the_factor_rises_in_the_warm_up_and_never_after(one, other, settings):
+    first, second = sorted((one, other))
+    before, after = (rate_factor(p, **settings) for p in (first, second))
+    if second < settings["warmup"]:
+        assert before <= after
+    elif first >= settings["warmup"]:
+        assert before >= after - 1e-12
+
+
+@given(progress=SHARES, step=st.floats(1e-9, 1e-3), settings=settings_of_a_rate())
+def test_the_factor_has_no_jumps(progress, step, settings):
+    """No faster than its steepest part: the warm-up, the cosine's middle, or the decay."""
+    assume(progress + step <= 1.0)
+    slopes = [1.7 / (1.0 - settings["warmup"]), 1.0 / settings["decay"]]
+    if settings["warmup"]:
+        slopes.append(1.0 / settings["warmup"])
+    rise = rate_factor(progress + step, **settings) - rate_factor(progress, **settings)
+    assert abs(rise) <= max(slopes) * step * (1 + 1e-6) + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["cosine", "wsd"])
+def test_the_rate_is_the_same_for_any_batch_size(fresh_run, kind):
+    """By samples consumed: a step of four has the rate that two steps of two have on average."""
+    rates = {}
+    for size in (2, 4):
+        recipe, run_dir = fresh_run(
+            batch_samples=size, schedule=kind, warmup_ratio=0.2, decay_ratio=0.4, evaluations=1
+        )
+        stage.run(recipe, run_dir)
+        rates[size] = [e["learning_rate"] / 1e-3 for e in step_events(run_dir)]
+    pairs = [sum(rates[2][i : i + 2]) / 2 for i in range(0, len(rates[2]), 2)]
+    assert len(pairs) == len(rates[4]) == 10
+    # Equal where the rate is linear; the cosine bends by a little between two steps.
+    assert rates[4] == pytest.approx(pairs, abs=1e-9 if kind == "wsd" else 5e-3)
+    assert max(rates[4]) > 0.9
+    assert min(rates[4]) < 0.3
 
 
 @given(

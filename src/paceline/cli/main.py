@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from paceline import __version__
 from paceline.durable.errors import Interrupted, PacelineError, storage_refused
+from paceline.flow.signals import sigterm_raises
 
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("init", "write a commented recipe for a target and data"),
@@ -20,6 +21,9 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("extract", "the target's hidden states, kept on disk"),
     ("train", "the drafter, from the hidden states"),
     ("score", "acceptance and speed of target and drafter, by decoding"),
+    ("status", "how a run stands, also after it has died"),
+    ("report", "a run on one page: curves, acceptance, text, corpus, recipe"),
+    ("stop", "end what is at work in a run directory, with proof"),
 )
 
 _HELP = """\
@@ -55,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Read when torch loads: threads that spin while they wait starve the other workers.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        return _dispatch(arguments)
+        with sigterm_raises():
+            return _dispatch(arguments)
     except PacelineError as error:
         return _failed(error)
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from paceline.cli.report import add_report
 from paceline.cli.stages import StageArgs, open_run, run_stages
 
 
@@ -13,7 +14,8 @@ class Args(StageArgs):
 
     Reads: the best checkpoint of the run, the target model, and the held-out prompts.
 
-    Writes: `score/result.json`: the numbers, with the raw rounds of every prompt.
+    Writes: `score/result.json`: the numbers, with the raw rounds of every prompt; and
+    `report.html`, the run on one page.
 
     Example: paceline score --run runs/demo
     """  # noqa: D205
@@ -22,4 +24,5 @@ class Args(StageArgs):
 def run(args: Args) -> int:
     """Run the command; the exit code."""
     recipe, run_dir = open_run(args, "score")
-    return run_stages(["score"], recipe, run_dir)
+    code = run_stages(["score"], recipe, run_dir)
+    return max(code, add_report(run_dir))

@@ -1,11 +1,11 @@
 """What the commands that run stages have in common: arguments, the recipe, the run directory."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -17,6 +17,7 @@ from paceline.recipe.check import check_paths, check_recipe
 from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
+from paceline.recipe.training import require_changeable
 from paceline.recipe.write import is_by_hand, is_run, recipe_yaml, write_recipe
 
 if TYPE_CHECKING:
@@ -46,6 +47,34 @@ class StageArgs:
     """Change one key of the recipe, such as `train.epochs=3`; once per key."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainArgs(StageArgs):
+    """Those of commands that train, too."""
+
+    resume_from: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="CHECKPOINT", help_behavior_hint="(default: the newest whole one)"),
+    ] = None
+    """Go on from this checkpoint: its name, such as `step_000600`, or a path. Newer ones are set
+    aside, and a training that has ended is taken up again."""
+    allow_change: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(metavar="KEY", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """Go on from checkpoints that were made with another value of this key, such as
+    `train.epochs`; the change is recorded."""
+
+
+def train_options(args: TrainArgs) -> dict[str, Any]:
+    """What was asked of the training beyond its recipe, for `run_stage`.
+
+    Raises RecipeError for a key that cannot change in the middle of one.
+    """
+    require_changeable(args.allow_change)
+    options = {"resume_from": args.resume_from, "allow_change": args.allow_change}
+    return {name: value for name, value in options.items() if value}
+
+
 def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
     """The checked recipe and its run directory, before anything heavy is loaded.
 
@@ -67,8 +96,8 @@ def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
     try:
         recipe = load_recipe(path, args.overrides)
         check_recipe(recipe)
-        # Later stages read what prepare made of the data: they do not need the data itself.
-        check_paths(recipe, sources=command in ("run", "prepare"))
+        # Later stages read what the ones before made of a file: they do not need it itself.
+        check_paths(recipe, sources=command in ("run", "prepare"), drafter=command != "score")
     except RecipeError as error:
         problems = str(error).splitlines()
         if len(problems) == 1:
@@ -78,8 +107,12 @@ def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
     return recipe, RunDir(args.run or Path("runs") / recipe.name)
 
 
-def run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
+def run_stages(
+    names: Sequence[str], recipe: Recipe, run_dir: RunDir, train: Mapping[str, Any] | None = None
+) -> int:
     """Run stages in order, telling what each did; the exit code. Holds the run directory.
+
+    `train` are the training's options.
 
     The recipe in the run directory is replaced by a changed one only when every stage has taken
     the change: until then artefacts of the old one stand there.
@@ -88,7 +121,7 @@ def run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
     try:
         with owned(run_dir.root, f"paceline {names[0] if len(names) == 1 else 'run'}") as died:
             _tell_takeover(died)
-            return _run_stages(names, recipe, run_dir)
+            return _run_stages(names, recipe, run_dir, train or {})
     except (NotADirectoryError, FileExistsError) as error:
         raise UserError(
             f"{run_dir.root}: cannot be the run directory ({error.strerror}). "
@@ -118,13 +151,15 @@ def _tell_takeover(died: Owner | None) -> None:
         )  # fmt: skip
 
 
-def _run_stages(names: Sequence[str], recipe: Recipe, run_dir: RunDir) -> int:
+def _run_stages(
+    names: Sequence[str], recipe: Recipe, run_dir: RunDir, train: Mapping[str, Any]
+) -> int:
     is_new = _keep_recipe(recipe, run_dir)
     undone: list[str] = []
     for name in names:
         header(name)
         started = monotonic()
-        report = run_stage(name, recipe, run_dir)
+        report = run_stage(name, recipe, run_dir, **(train if name == "train" else {}))
         _tell(report, monotonic() - started)
         if name == "prepare" and "score" in names:
             _require_something_to_score(report)

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from paceline.cli.stages import StageArgs, open_run, run_stages
+from paceline.cli.stages import TrainArgs, open_run, run_stages, train_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(StageArgs):
+class Args(TrainArgs):
     """Trains the drafter on the kept hidden states; the target itself is not run. It is measured on
     validation samples along the way, and a run that was stopped goes on from its last checkpoint.
 
@@ -20,5 +20,6 @@ class Args(StageArgs):
 
 def run(args: Args) -> int:
     """Run the command; the exit code."""
+    options = train_options(args)
     recipe, run_dir = open_run(args, "train")
-    return run_stages(["train"], recipe, run_dir)
+    return run_stages(["train"], recipe, run_dir, options)

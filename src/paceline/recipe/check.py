@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.durable.errors import RecipeError
 from paceline.recipe.convert import closest
+from paceline.recipe.drafter_inputs import drafter_input_problems, warm_start_problem
 from paceline.recipe.fingerprint import flatten
 from paceline.recipe.schema import Recipe
 
@@ -68,12 +69,15 @@ BOUNDS: tuple[tuple[str, Bound], ...] = (
     ("drafter.layers", _ONE_OR_MORE),
     ("drafter.block_size", Bound(2)),
     ("drafter.mask_token_id", _ZERO_OR_MORE),
+    ("drafter.sliding_window", _ONE_OR_MORE),
+    ("drafter.draft_vocab", _ONE_OR_MORE),
     ("train.epochs", _POSITIVE),
     ("train.anchors", _ONE_OR_MORE),
     ("train.gamma", _POSITIVE),
     ("train.batch_samples", _ONE_OR_MORE),
     ("train.micro_batch_tokens", _ONE_OR_MORE),
     ("train.learning_rate", _POSITIVE),
+    ("train.decay_ratio", Bound(0, 1, low_open=True)),
     ("train.min_learning_rate_ratio", Bound(0, 1)),
     ("train.warmup_ratio", _SHARE),
     ("train.betas.*", _SHARE),
@@ -110,16 +114,19 @@ def check_recipe(recipe: Recipe) -> None:
             *_devices(recipe),
             *_lists(recipe),
             *_lengths(recipe),
+            *_schedule(recipe),
             *_template_args(recipe),
             *_sources(recipe),
+            *drafter_input_problems(recipe.drafter),
         ]
     )
 
 
-def check_paths(recipe: Recipe, *, sources: bool = True) -> None:
+def check_paths(recipe: Recipe, *, sources: bool = True, drafter: bool = True) -> None:
     """Raise RecipeError that lists each path of the recipe with nothing, or the wrong thing, there.
 
-    Looks at names only and opens no file; `sources` false leaves the data sets out.
+    Looks at names only; `sources` false leaves the data sets out, `drafter` false what the drafter
+    is made from.
     """
     problems: list[str] = []
     target = Path(recipe.target.path)
@@ -135,7 +142,23 @@ def check_paths(recipe: Recipe, *, sources: bool = True) -> None:
         if not path.is_file():
             kind = "a folder; name a file in it" if path.is_dir() else "no such file"
             problems.append(f"corpus.sources.{number}.path: {path}: {kind}.{_neighbour(path)}")
+    if drafter:
+        problems += _drafter_paths(recipe)
     _raise_all(problems)
+
+
+def _drafter_paths(recipe: Recipe) -> Iterator[str]:
+    for number, text in enumerate(recipe.drafter.vocab_text):
+        path = Path(text)
+        if not path.is_file():
+            kind = "a folder; name a file in it" if path.is_dir() else "no such file"
+            yield f"drafter.vocab_text.{number}: {path}: {kind}.{_neighbour(path)}"
+    if recipe.drafter.warm_start is not None:
+        folder = Path(recipe.drafter.warm_start)
+        problem = warm_start_problem(folder)
+        if problem is not None:
+            near = "" if folder.exists() else _neighbour(folder)
+            yield f"drafter.warm_start: {folder}: {problem}.{near}"
 
 
 def notes(recipe: Recipe) -> list[str]:
@@ -205,6 +228,12 @@ def _lists(recipe: Recipe) -> Iterator[str]:
             f"extract.taps: {list(taps)} must be layer ids in rising order, each once, at least "
             "one; or null to have num_taps of them chosen."
         )
+    types, layers = recipe.drafter.layer_types, recipe.drafter.layers
+    if types is not None and len(types) != layers:
+        yield (
+            f"drafter.layer_types: {len(types)} types for {layers} layers (drafter.layers). Give "
+            "one for each layer, or null."
+        )
     for key in ("budgets", "walk_budgets"):
         budgets: tuple[int, ...] = getattr(recipe.score, key)
         doubled = sorted(b for b, times in Counter(budgets).items() if times > 1)
@@ -233,6 +262,16 @@ def _lengths(recipe: Recipe) -> Iterator[str]:
         yield (
             f"extract.batch_tokens: {recipe.extract.batch_tokens} cannot hold a sample of "
             f"corpus.max_length {longest} tokens. Raise it to {longest} or lower max_length."
+        )
+
+
+def _schedule(recipe: Recipe) -> Iterator[str]:
+    train = recipe.train
+    # Sums of decimal fractions are off by a last digit.
+    if train.schedule == "wsd" and train.warmup_ratio + train.decay_ratio > 1 + 1e-9:
+        yield (
+            f"train.decay_ratio: {train.decay_ratio} and train.warmup_ratio {train.warmup_ratio} "
+            "are more than the whole run. Lower one of them."
         )
 
 

@@ -19,7 +19,12 @@ class _Loader(yaml.SafeLoader):
     pass
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT_FLOAT, list("-+.0123456789"))
+def know_exponents(kind: Any) -> None:
+    """Have a PyYAML loader or dumper take `1e-4` for a number; both must agree."""
+    kind.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT_FLOAT, list("-+.0123456789"))
+
+
+know_exponents(_Loader)
 
 
 @dataclass(frozen=True)

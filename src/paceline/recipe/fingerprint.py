@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,32 @@ def digest_file(path: Path) -> str:
 
 def _in_words(key: str) -> str:
     """A checksum's name alone does not say that it is somebody's file that was edited."""
-    is_file = re.fullmatch(r"sources\.\d+\.content", key)
+    is_file = re.fullmatch(r"(sources|vocab_text)\.\d+\.content|warm_start\.\w+", key)
     return f"{key} (the data file itself has changed)" if is_file else key
+
+
+ABSENT = "(absent)"
+"""Stands for the value of a field that one side lacks."""
+
+
+def changed_fields(made: Fields, asked: Fields) -> list[str]:
+    """Names of the fields that differ, sorted; as a fingerprint does, tells 1 from 1.0."""
+    return [
+        key
+        for key in sorted(made.keys() | asked.keys())
+        if msgspec.json.encode(made.get(key, ABSENT)) != msgspec.json.encode(asked.get(key, ABSENT))
+    ]
 
 
 def difference(made: Fields, asked: Fields) -> list[str]:
     """One line per field that differs, `name: made -> asked`."""
-    missing = "(absent)"
     return [
-        f"{_in_words(key)}: {made.get(key, missing)!r} -> {asked.get(key, missing)!r}"
-        for key in sorted(made.keys() | asked.keys())
-        if made.get(key, missing) != asked.get(key, missing)
+        f"{_in_words(key)}: {made.get(key, ABSENT)!r} -> {asked.get(key, ABSENT)!r}"
+        for key in changed_fields(made, asked)
     ]
+
+
+def keys_of(fields: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """Those of `keys` that are a field, or a list or mapping whose entry is one."""
+    fields = list(fields)
+    return [key for key in keys if any(f == key or f.startswith(f"{key}.") for f in fields)]

@@ -41,8 +41,15 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def resolve_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, `~` expanded; an empty path stays empty."""
     sources = tuple(dataclasses.replace(s, path=_absolute(s.path)) for s in recipe.corpus.sources)
+    warm_start = recipe.drafter.warm_start
+    drafter = dataclasses.replace(
+        recipe.drafter,
+        warm_start=None if warm_start is None else _absolute(warm_start),
+        vocab_text=tuple(map(_absolute, recipe.drafter.vocab_text)),
+    )
     return dataclasses.replace(
         recipe,
+        drafter=drafter,
         target=dataclasses.replace(recipe.target, path=_absolute(recipe.target.path)),
         corpus=dataclasses.replace(recipe.corpus, sources=sources),
     )

@@ -52,6 +52,11 @@ class RunDir:
         """One JSONL file per process."""
         return self.root / "events"
 
+    @property
+    def report(self) -> Path:
+        """The run on one page."""
+        return self.root / "report.html"
+
     def samples(self, recipe: Recipe) -> Path:
         """The corpus file that is trained on."""
         return self.regenerated if recipe.regenerate.enabled else self.prepared

@@ -119,6 +119,20 @@ class DrafterRecipe:
     """Embedding row of the masked slots; chosen among the unused ones where absent."""
     init: Literal["target", "random"] = "target"
     """Start from copies of the target's own last layers, or from noise."""
+    warm_start: str | None = None
+    """Folder of a trained drafter (`checkpoints/step_NNNNNN`) to start from, instead of `init`."""
+    in_block_mask: Literal["bidirectional", "causal"] = "bidirectional"
+    """Whether a slot sees all slots of its block, or those up to it; layers of full attention."""
+    layer_types: tuple[Literal["full", "sliding"], ...] | None = None
+    """Attention of each layer; null is `full` for all of them."""
+    sliding_window: int = 2048
+    """Positions that a slot of a sliding layer sees, its own included."""
+    sliding_in_block_mask: Literal["bidirectional", "causal"] = "causal"
+    """As `in_block_mask`, for sliding layers."""
+    draft_vocab: int | None = None
+    """Propose only this many tokens, the most frequent ones; null is the target's vocabulary."""
+    vocab_text: tuple[str, ...] = ()
+    """Files (.txt, .md, .jsonl, .json) counted, beside the answers trained on, to choose them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +151,12 @@ class TrainRecipe:
     """Tokens (context and slots) of one forward; a step accumulates as many as it needs."""
     learning_rate: float = 6e-4
     """Peak."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """How the rate falls after the warm-up: all along a cosine, or at the end (`decay_ratio`)."""
+    decay_ratio: float = 0.2
+    """Share of the run over which `wsd` falls, linearly; before, the rate stays at its peak."""
     min_learning_rate_ratio: float = 0.0
-    """The cosine ends at this share of the peak."""
+    """The rate ends at this share of the peak."""
     warmup_ratio: float = 0.04
     """Share of the steps over which the rate rises."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -149,8 +167,10 @@ class TrainRecipe:
     """AdamW, on matrices only."""
     grad_clip: float = 1.0
     """Largest gradient norm."""
-    loss_chunk: int = 256
-    """Rows of logits that exist at a time."""
+    loss_chunk: int = 1 << 24
+    """Logits (rows times vocabulary) that exist at a time; at least one row's."""
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the drafter's matrix products; `auto` is bfloat16 on CUDA. Weights stay float32."""
     evaluations: int = 6
     """Evaluations over the run, the last one at its end; each writes a checkpoint."""
     eval_samples: int = 64

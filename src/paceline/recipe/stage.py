@@ -1,5 +1,6 @@
 """The record that tells whether a stage's artefacts are whole, and made by this recipe."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,15 @@ import msgspec
 from paceline.durable.checksum import crc64, crc64_hex
 from paceline.durable.errors import IntegrityError, RecipeChanged
 from paceline.durable.fs import remove_dead_partials, write_atomic
-from paceline.recipe.fingerprint import Fields, difference, digest_file, fingerprint
+from paceline.recipe.fingerprint import (
+    ABSENT,
+    Fields,
+    changed_fields,
+    difference,
+    digest_file,
+    fingerprint,
+    keys_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +37,19 @@ class Report:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Override:
+    """A field that was changed, by permission, while artefacts stood here."""
+
+    key: str
+    made: Any
+    asked: Any
+    step: int
+    """Where the stage stood."""
+    fingerprint: str
+    """Of the stage before; what carries it is still this stage's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """What a stage record's file holds."""
 
@@ -37,6 +59,8 @@ class Record:
     outputs: dict[str, str] | None = None
     """File name to digest; None until the stage has come to its end."""
     report: dict[str, Any] = field(default_factory=dict)
+    overrides: tuple[Override, ...] = ()
+    """In the order they were made."""
     checksum: str = ""
     """CRC64NVME of all the above; a number in it would else be changed unseen."""
 
@@ -77,8 +101,18 @@ class StageRecord:
     the existence of a file.
     """
 
-    def __init__(self, folder: Path, name: str, fields: Fields) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        fields: Fields,
+        *,
+        changeable: Sequence[str] = (),
+        allowed: Sequence[str] = (),
+    ) -> None:
+        """`changeable` keys are offered where they differ; `allowed` ones may differ."""
         self._folder = folder
+        self._changeable, self._allowed = changeable, allowed
         self._path = folder / f"{name}.stage.json"
         self._fresh = Record(stage=name, fingerprint=fingerprint(fields), fields=fields)
         self._stored = read_record(folder, name)
@@ -93,62 +127,103 @@ class StageRecord:
         """The numbers of the run that completed the stage."""
         return self._stored.report if self._stored else {}
 
-    def is_done(self) -> bool:
-        """Whether all outputs are there as they were written.
+    @property
+    def fingerprints(self) -> frozenset[str]:
+        """Of this stage, now and before each override: what carries another is not its own."""
+        earlier = self._stored.overrides if self._stored else ()
+        return frozenset((self.fingerprint, *(o.fingerprint for o in (*earlier, *self.changes()))))
 
-        Raises RecipeChanged where artefacts of other fields stand here.
+    def changes(self, step: int = 0) -> tuple[Override, ...]:
+        """The allowed fields that differ from what is recorded; `begin` records them."""
+        if self._stored is None:
+            return ()
+        made, asked = self._stored.fields, self._fresh.fields
+        return tuple(
+            Override(
+                key=key,
+                made=made.get(key, ABSENT),
+                asked=asked.get(key, ABSENT),
+                step=step,
+                fingerprint=self._stored.fingerprint,
+            )
+            for key in changed_fields(made, asked)
+            if keys_of([key], self._allowed)
+        )
+
+    def is_done(self) -> bool:
+        """Whether all outputs are there as they were written, by these very fields.
+
+        Raises RecipeChanged where artefacts of other fields stand here, unless each that differs
+        is allowed to.
         """
         if self._stored is None:
             return False
         self._refuse_other_fields(self._stored)
-        if self._stored.outputs is None:
+        if self._stored.outputs is None or self._stored.fingerprint != self.fingerprint:
             return False
         return not changed_outputs(self._folder, self._stored)
 
-    def begin(self) -> list[str]:
+    def begin(self, *, step: int = 0) -> list[str]:
         """Claim the folder for this recipe, before the first byte of content.
 
-        Removes what killed processes left half-written in it; returns those names.
+        Removes what killed processes left half-written in it; returns those names. `step` is
+        where the stage stands, for the record of overrides.
         """
         leftovers = remove_dead_partials(self._folder)
-        if self._stored is None or self._stored.outputs is not None:
-            self._store(self._fresh)
+        changes = self.changes(step)
+        if self._stored is None or self._stored.outputs is not None or changes:
+            earlier = self._stored.overrides if self._stored else ()
+            self._store(replace(self._fresh, overrides=(*earlier, *changes)))
         return leftovers
 
     def finish(self, outputs: list[Path], report: dict[str, Any]) -> None:
         """Record completion; call it last."""
         digests = {str(p.relative_to(self._folder)): digest_file(p) for p in outputs}
-        self._store(
-            Record(
-                stage=self._fresh.stage,
-                fingerprint=self._fresh.fingerprint,
-                fields=self._fresh.fields,
-                outputs=digests,
-                report=report,
-            )
-        )
+        overrides = self._stored.overrides if self._stored else ()
+        self._store(replace(self._fresh, outputs=digests, report=report, overrides=overrides))
 
     def _refuse_other_fields(self, stored: Record) -> None:
-        if stored.fingerprint == self._fresh.fingerprint:
+        changed = changed_fields(stored.fields, self._fresh.fields)
+        refused = [key for key in changed if not keys_of([key], self._allowed)]
+        if not refused:
             return
-        diff = "\n  ".join(difference(stored.fields, self._fresh.fields))
+        made = {k: v for k, v in stored.fields.items() if k in refused}
+        asked = {k: v for k, v in self._fresh.fields.items() if k in refused}
+        diff = "\n  ".join(difference(made, asked))
         raise RecipeChanged(
             f"{self._folder}: the {stored.stage} artefacts were made by another recipe "
             f"(made -> asked):\n  {diff}\n"
             "Two ways out: use a new run directory (`--run DIR`, or another `name:`), or put the "
-            f"old values back. (To have {stored.stage} done anew here, remove {self._folder} "
-            "yourself.)"
+            f"old values back.{permission(refused, self._changeable)} (To have {stored.stage} done "
+            f"anew here, remove {self._folder} yourself.)"
         )
 
     def _store(self, record: Record) -> None:
         record = replace(record, checksum=_checksum(record))
-        write_atomic(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1))
+        write_atomic(self._path, msgspec.json.format(_encoded(record), indent=1))
         self._stored = record
 
 
+def permission(refused: Iterable[str], changeable: Sequence[str]) -> str:
+    """A sentence on how to go on with the refused fields, if all of them may change; else empty."""
+    refused = list(refused)
+    if not all(keys_of([field], changeable) for field in refused):
+        return ""
+    flags = " ".join(f"--allow-change {key}" for key in keys_of(refused, changeable))
+    return f" Or go on from what is there with the new ones: `{flags}`."
+
+
+def _encoded(record: Record) -> bytes:
+    """Without overrides where there are none: such records are the same with any version."""
+    plain = msgspec.json.encode(record, order="deterministic")
+    if record.overrides:
+        return plain
+    before, _, after = plain.rpartition(b',"overrides":[]')
+    return before + after
+
+
 def _checksum(record: Record) -> str:
-    plain = msgspec.json.encode(replace(record, checksum=""), order="deterministic")
-    return crc64_hex(crc64(plain))
+    return crc64_hex(crc64(_encoded(replace(record, checksum=""))))
 
 
 def _damaged(path: Path, name: str, reason: str) -> IntegrityError:

@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from paceline.durable.fs import write_atomic
+from paceline.recipe.document import know_exponents
 from paceline.recipe.load import resolve_paths
 from paceline.recipe.schema import Recipe
 
@@ -147,6 +148,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
+know_exponents(_Dumper)
 
 
 def _lists(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from paceline.durable.errors import DataError, TargetError
@@ -18,6 +18,7 @@ from paceline.target.capture import capture_states
 from paceline.target.head import TargetHead
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.target.taps import check_taps
+from paceline.target.tokenizer import load_tokenizer
 from paceline.types import Features, TokenBatch
 
 
@@ -33,10 +34,7 @@ class Target:
     @cached_property
     def tokenizer(self) -> Any:
         """The Transformers tokenizer. Raises TargetError where the folder has none."""
-        try:
-            return AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise TargetError(f"{self.folder}: no usable tokenizer ({error}).") from error
+        return load_tokenizer(self.folder)
 
     @cached_property
     def head(self) -> TargetHead:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.drafter.dflash import Document
+from paceline.drafter.attention import Document
 from paceline.objective.blocks import block_targets, sample_anchors
 from paceline.types.batch import Features
 

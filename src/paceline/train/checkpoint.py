@@ -1,7 +1,7 @@
 """Checkpoints: a folder that appears whole or not at all, and proves itself when it is read."""
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,19 @@ import msgspec
 import torch
 from safetensors.torch import load, save
 
-from paceline.drafter.checkpoint import CONFIG, WEIGHTS, save_drafter
+from paceline.drafter.checkpoint import CONFIG, SUMS, WEIGHTS, check_sums, save_drafter
 from paceline.drafter.dflash import DFlash
 from paceline.durable.errors import IntegrityError, ShardDamaged
 from paceline.durable.fs import REAL_FS, FileSystem, write_atomic
+from paceline.recipe.checkpoints import checkpoints
 from paceline.recipe.fingerprint import digest_file
+from paceline.train.rng import restore_rng, rng_state
 
 OPTIMIZER = "optimizer.safetensors"
+RNG = "rng.safetensors"
 STATE = "state.json"
-SUMS = "checksums.json"
-_FOLDERS = "step_*[0-9]"
+FILES = (WEIGHTS, CONFIG, OPTIMIZER, RNG, STATE)
+"""Of a checkpoint, beside their checksums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +35,11 @@ class TrainState:
     samples: int
     """Samples consumed, over all epochs; the position in the order."""
     bad_steps: int
-    """Non-finite steps in a row."""
+    """Steps in a row that changed nothing: not finite, or without a gradient."""
     skipped_steps: int
-    """Non-finite steps in all."""
+    """Such steps in all."""
+    skipped_samples: int
+    """Samples of such steps; they are consumed and do not advance the learning rate."""
     tokens: int
     """Context tokens trained on."""
     seconds: float
@@ -43,6 +48,15 @@ class TrainState:
     """Simulated τ of the evaluation that belongs to this checkpoint, by method."""
     software: dict[str, str] = field(default_factory=dict)
     """What was running."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StateFile:
+    """What STATE holds."""
+
+    state: TrainState
+    optimizer: list[dict[str, Any]]
+    """Numbers of each group of parameters."""
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -66,9 +80,10 @@ def save_checkpoint(
     save_drafter(drafter, partial)
     tensors, numbers = _flatten_optimizer(optimizer)
     write_atomic(partial / OPTIMIZER, save(tensors), fs=fs)
-    record = {"state": state, "optimizer": numbers}
+    write_atomic(partial / RNG, save(rng_state(drafter.fc.weight.device)), fs=fs)
+    record = _StateFile(state=state, optimizer=numbers)
     write_atomic(partial / STATE, msgspec.json.format(msgspec.json.encode(record)), fs=fs)
-    sums = {name: digest_file(partial / name) for name in (WEIGHTS, CONFIG, OPTIMIZER, STATE)}
+    sums = {name: digest_file(partial / name) for name in FILES}
     write_atomic(partial / SUMS, msgspec.json.encode(sums), fs=fs)
     if final.exists():
         shutil.rmtree(final)
@@ -78,39 +93,39 @@ def save_checkpoint(
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Raise ShardDamaged, naming the file, unless every file is as it was written."""
-    try:
-        sums = msgspec.json.decode((folder / SUMS).read_bytes(), type=dict[str, str])
-    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
-        raise ShardDamaged(f"{folder / SUMS}: cannot be read ({error}).") from error
-    for name in (WEIGHTS, CONFIG, OPTIMIZER, STATE):
-        path = folder / name
-        if not path.is_file():
-            raise ShardDamaged(f"{path}: missing from the checkpoint.")
-        if digest_file(path) != sums.get(name):
-            raise ShardDamaged(f"{path}: its checksum does not hold.")
+    """Raise ShardDamaged, naming the file, unless every file is as this version wrote it."""
+    check_sums(folder, FILES)
+    _read_state_file(folder)
 
 
 def read_state(folder: Path) -> TrainState:
     """The state in a verified checkpoint."""
-    record = msgspec.json.decode((folder / STATE).read_bytes())
-    return msgspec.convert(record["state"], TrainState)
+    return _read_state_file(folder).state
 
 
 def newest_checkpoint(root: Path) -> tuple[Path | None, tuple[str, ...]]:
     """The newest checkpoint whose checksums hold, and why newer ones were passed over."""
     passed_over = []
-    for folder in sorted(root.glob(_FOLDERS), reverse=True):
-        damage = _damage(folder)
-        if not damage:
+    for folder in reversed(checkpoints(root)):
+        problem = damage(folder)
+        if not problem:
             return folder, tuple(passed_over)
-        passed_over.append(damage)
+        passed_over.append(problem)
     return None, tuple(passed_over)
 
 
 def intact_checkpoints(root: Path) -> list[Path]:
     """The checkpoints whose checksums hold, oldest first."""
-    return [folder for folder in sorted(root.glob(_FOLDERS)) if not _damage(folder)]
+    return [folder for folder in checkpoints(root) if not damage(folder)]
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with a checkpoint, its file named; empty where it is whole."""
+    try:
+        verify_checkpoint(folder)
+    except IntegrityError as error:
+        return str(error)
+    return ""
 
 
 def remove_leftovers(root: Path) -> None:
@@ -119,18 +134,10 @@ def remove_leftovers(root: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _damage(folder: Path) -> str:
-    try:
-        verify_checkpoint(folder)
-    except IntegrityError as error:
-        return str(error)
-    return ""
-
-
 def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
     """Load the optimizer's state of a verified checkpoint."""
     tensors = load((folder / OPTIMIZER).read_bytes())
-    numbers: dict[str, Any] = msgspec.json.decode((folder / STATE).read_bytes())["optimizer"]
+    numbers = _read_state_file(folder).optimizer
     current = optimizer.state_dict()
     state: dict[int, dict[str, Any]] = {}
     for key, value in tensors.items():
@@ -138,6 +145,30 @@ def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer) -> None:
         state.setdefault(int(index), {})[name] = value
     groups = [group | saved for group, saved in zip(current["param_groups"], numbers, strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def restore_random(folder: Path, device: torch.device) -> None:
+    """Set torch's generators as they were when a verified checkpoint was written."""
+    restore_rng(load((folder / RNG).read_bytes()), device)
+
+
+def _read_state_file(folder: Path) -> _StateFile:
+    path = folder / STATE
+    try:
+        plain = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        found = msgspec.convert(plain, _StateFile)
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+        raise ShardDamaged(
+            f"{path}: not the state of a checkpoint of this version ({error})."
+        ) from error
+    surplus = {*plain} - {"state", "optimizer"}
+    surplus |= {*plain["state"]} - {f.name for f in fields(TrainState)}
+    if surplus:
+        raise ShardDamaged(
+            f"{path}: not the state of a checkpoint of this version ({', '.join(sorted(surplus))} "
+            "is unknown)."
+        )
+    return found
 
 
 def _flatten_optimizer(

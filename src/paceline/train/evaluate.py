@@ -9,8 +9,6 @@ from paceline.objective.blocks import sample_anchors
 from paceline.target.head import TargetHead
 
 BUDGETS = (16, 64)
-CHOOSING = "ddtree-64"
-"""The method whose τ chooses the best checkpoint (docs/algorithms.md, "Choosing a checkpoint")."""
 
 
 def simulated_tau(

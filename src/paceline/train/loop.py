@@ -1,32 +1,32 @@
 """The training loop: a channel of features in, checkpoints out."""
 
+import hashlib
 import logging
 import math
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 
 import torch
 
 from paceline.drafter.dflash import DFlash
-from paceline.durable.errors import Interrupted, TrainingDiverged
+from paceline.durable.errors import TrainingDiverged
 from paceline.features.reader import FeatureReader
 from paceline.flow.channel import Channel
+from paceline.flow.signals import signals_noted
 from paceline.recipe.schema import TrainRecipe
 from paceline.target.head import TargetHead
 from paceline.train.batch import Anchored, anchor_sample, micro_batches, pack
 from paceline.train.checkpoint import TrainState, save_checkpoint
+from paceline.train.compute import compute_dtype, computing
 from paceline.train.evaluate import simulated_tau
 from paceline.train.objective import block_loss
 from paceline.train.optimizer import build_optimizer, set_learning_rate
-from paceline.train.schedule import cosine
+from paceline.train.schedule import rate_factor
 from paceline.train.source import epoch_of, schedule, stored_features
 from paceline.types.batch import Features
-from paceline.watch.events import EventWriter
+from paceline.watch.events import Counts, EventWriter
 from paceline.watch.progress import TokenProgress
 
 _LOG = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class _Sums:
     count: float = 0.0
     tokens: int = 0
     sample_ids: list[str] = field(default_factory=list)
+    empty_samples: int = 0
+    """Samples without an anchor: they have neither loss nor gradient."""
     parts: dict[str, float] = field(default_factory=dict)
 
 
@@ -70,15 +72,21 @@ class Trainer:
         *,
         checkpoints: Path,
         events: EventWriter,
+        redone: Mapping[str, int] | None = None,
     ) -> None:
+        """`redone` counts the damaged checkpoints that were passed over, by reason."""
         self._recipe, self._data, self._head = recipe, data, head
         self._drafter = drafter.train()
         self._state = state
         self._checkpoints, self._events = checkpoints, events
         self._optimizer = build_optimizer(drafter, recipe)
-        self._parameters = [p for p in drafter.parameters() if p.requires_grad]
+        self._parameters = {n: p for n, p in drafter.named_parameters() if p.requires_grad}
+        self._compute = compute_dtype(recipe)
         self._total = max(1, round(recipe.epochs * len(data.train)))
-        self._stop_signal = 0
+        self._resumed_at = state.samples
+        self._redone = redone or {}
+        tokens = self._tokens_between(0, self._total)
+        self._progress = TokenProgress("train", tokens, done=state.tokens)
 
     @property
     def state(self) -> TrainState:
@@ -98,12 +106,20 @@ class Trainer:
         """
         marks = self._marks()
         positions = self._positions(self._state.samples)
-        total_tokens = self._tokens_between(0, self._total)
         with (
-            self._signals_noted(),
+            signals_noted("this step") as stop,
             stored_features(self._data.root, positions) as channel,
-            TokenProgress("train", total_tokens, done=self._state.tokens) as progress,
+            self._progress as progress,
         ):
+            self._events.emit(
+                "start",
+                self.counts(),
+                step=self._state.step,
+                train_samples=len(self._data.train),
+                validation_samples=len(self._data.validation),
+            )
+            if self._state.samples == 0:
+                self._evaluate()
             while self._state.samples < self._total:
                 size = min(self._recipe.batch_samples, self._total - self._state.samples)
                 self._step(channel, size, progress)
@@ -111,14 +127,13 @@ class Trainer:
                     self._state.samples - size < mark <= self._state.samples for mark in marks
                 )
                 if due:
-                    self._evaluate()
-                if due or self._stop_signal:
+                    self._state = replace(self._state, tau=self._evaluate())
+                stopping = stop.asked
+                if due or stopping:
                     yield self._checkpoint()
-                if self._stop_signal:
-                    name = signal.Signals(self._stop_signal).name
-                    raise Interrupted(
-                        f"{name}: stopped after step {self._state.step}, with a checkpoint. "
-                        "The same command goes on from there."
+                if stopping:
+                    raise stop.interrupted(
+                        f"stopped after step {self._state.step}, with a checkpoint"
                     )
 
     def _step(self, channel: Channel[Features], size: int, progress: TokenProgress) -> None:
@@ -133,10 +148,10 @@ class Trainer:
         )
         for group in groups:
             self._accumulate(group, sums)
-        norm = self._update(sums, rate)
-        finite = norm is not None
-        bad = 0 if finite else self._state.bad_steps + 1
+        norm, problem = self._update(sums, rate)
+        bad = self._state.bad_steps + 1 if problem else 0
         sums.tokens = sum(sample.num_tokens for sample in samples)
+        sums.empty_samples = sum(not sample.anchors.numel() for sample in samples)
         sums.sample_ids = [sample.features.tokens.sample_ids[0] for sample in samples]
         channel.commit(sums.sample_ids)
         self._state = replace(
@@ -144,16 +159,18 @@ class Trainer:
             step=self._state.step + 1,
             samples=self._state.samples + size,
             bad_steps=bad,
-            skipped_steps=self._state.skipped_steps + (not finite),
+            skipped_steps=self._state.skipped_steps + bool(problem),
+            skipped_samples=self._state.skipped_samples + (size if problem else 0),
             tokens=self._state.tokens + sums.tokens,
             seconds=self._state.seconds + time.perf_counter() - start,
             tau={},
         )
-        self._report(sums, rate, norm, progress)
+        self._report(sums, rate, norm, problem, progress)
         if bad >= self._recipe.max_bad_steps:
             raise TrainingDiverged(
-                f"{bad} non-finite steps in a row, up to step {self._state.step}. The samples are "
-                f"named in {self._events.path}. Lower train.learning_rate, or remove them."
+                f"{bad} bad steps in a row, up to step {self._state.step}; the last: {problem}. "
+                f"The samples are named in {self._events.path}. Lower train.learning_rate, or "
+                "remove them."
             )
 
     def _lease(self, channel: Channel[Features], size: int) -> list[Anchored]:
@@ -178,49 +195,64 @@ class Trainer:
             group,
             block_size=self._drafter.config.block_size,
             mask_token_id=self._drafter.config.mask_token_id,
-            dtype=weight.dtype,
+            dtype=self._compute,
             device=weight.device,
         )
-        loss = block_loss(
-            self._drafter,
-            self._head,
-            batch,
-            gamma=self._recipe.gamma,
-            chunk=self._recipe.loss_chunk,
-        )
+        with computing(self._drafter, self._compute):
+            loss = block_loss(
+                self._drafter,
+                self._head,
+                batch,
+                gamma=self._recipe.gamma,
+                chunk=self._recipe.loss_chunk,
+            )
         loss.sum.backward()
         sums.loss += float(loss.sum.detach())
         sums.count += loss.count
         for name, value in loss.parts.items():
             sums.parts[name] = sums.parts.get(name, 0.0) + value
 
-    def _update(self, sums: _Sums, rate: float) -> float | None:
-        """Apply the accumulated gradient; None where it is not finite and nothing was changed."""
+    def _update(self, sums: _Sums, rate: float) -> tuple[float | None, str]:
+        """Apply the accumulated gradient.
+
+        Returns its norm, or None and the reason why nothing was changed.
+        """
         if sums.count == 0:
             self._optimizer.zero_grad()
-            return 0.0
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        # The sums are divided once the whole step is known, so any split of it is the same step.
-        for gradient in gradients:
-            gradient.div_(sums.count)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._recipe.grad_clip))
-        finite = math.isfinite(norm) and math.isfinite(sums.loss)
-        if finite:
+            return 0.0, ""
+        try:
+            missing = [name for name, p in self._parameters.items() if p.grad is None]
+            if missing:
+                return None, f"no gradient for {len(missing)} weights, such as {missing[0]}"
+            # The sums are divided once the whole step is known, so any split of it is the same.
+            for parameter in self._parameters.values():
+                if parameter.grad is not None:
+                    parameter.grad.div_(sums.count)
+            norm = float(
+                torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._recipe.grad_clip)
+            )
+            if not (math.isfinite(norm) and math.isfinite(sums.loss)):
+                return None, "loss or gradient is not finite"
             set_learning_rate(self._optimizer, rate)
             self._optimizer.step()
-        self._optimizer.zero_grad()
-        return norm if finite else None
+            return norm, ""
+        finally:
+            self._optimizer.zero_grad()
 
     def _learning_rate(self, size: int) -> float:
-        # The middle of the step's samples: neither the first nor the last step has rate 0.
-        return self._recipe.learning_rate * cosine(
-            (self._state.samples + size / 2) / self._total,
+        # The middle of the step's samples: neither the first nor the last step has rate 0. Samples
+        # of steps that changed nothing do not count: the next step takes their place.
+        consumed = self._state.samples - self._state.skipped_samples
+        return self._recipe.learning_rate * rate_factor(
+            (consumed + size / 2) / self._total,
+            schedule=self._recipe.schedule,
             warmup=self._recipe.warmup_ratio,
+            decay=self._recipe.decay_ratio,
             floor=self._recipe.min_learning_rate_ratio,
         )
 
     def _report(
-        self, sums: _Sums, rate: float, norm: float | None, progress: TokenProgress
+        self, sums: _Sums, rate: float, norm: float | None, problem: str, progress: TokenProgress
     ) -> None:
         mean = sums.loss / sums.count if sums.count else 0.0
         parts = sums.parts
@@ -228,33 +260,50 @@ class Trainer:
         progress.update(self._state.tokens, f"loss {mean:.3f}, first slot right {first:.3f}")
         self._events.emit(
             "step" if norm is not None else "skipped_step",
+            self.counts(),
             step=self._state.step,
             samples=self._state.samples,
-            tokens=self._state.tokens,
             loss=mean,
             count=sums.count,
             learning_rate=rate,
             gradient_norm=norm,
-            tokens_per_second=round(progress.rate, 1),
-            eta_seconds=round(progress.eta, 1),
-            **({} if norm is not None else {"sample_ids": sums.sample_ids}),
+            samples_digest=hashlib.sha256("\n".join(sums.sample_ids).encode()).hexdigest()[:16],
+            empty_samples=sums.empty_samples,
+            **({"reason": problem, "sample_ids": sums.sample_ids} if problem else {}),
             **parts,
         )
 
-    def _evaluate(self) -> None:
-        reader = FeatureReader(self._data.root)
-        tau = simulated_tau(
-            self._drafter,
-            self._head,
-            reader,
-            self._data.validation,
-            anchors=self._recipe.eval_anchors,
-            seed=self._recipe.seed,
+    def counts(self) -> Counts:
+        """How far the training is, for events."""
+        progress, set_aside = self._progress, self._state.skipped_samples
+        return Counts(
+            unit="samples",
+            total=self._total,
+            done=self._state.samples,
+            skipped=self._resumed_at,
+            redone=self._redone,
+            quarantined={"skipped_step": set_aside} if set_aside else {},
+            tokens=self._state.tokens,
+            tokens_total=progress.total,
+            rate=round(progress.rate, 1) if progress.rate else None,
+            eta=round(progress.eta, 1) if progress.rate else None,
         )
-        self._state = replace(self._state, tau=tau)
+
+    def _evaluate(self) -> dict[str, float]:
+        reader = FeatureReader(self._data.root)
+        with computing(self._drafter, self._compute):
+            tau = simulated_tau(
+                self._drafter,
+                self._head,
+                reader,
+                self._data.validation,
+                anchors=self._recipe.eval_anchors,
+                seed=self._recipe.seed,
+            )
         self._events.emit("evaluation", step=self._state.step, simulated_tau=tau)
         shown = ", ".join(f"{method} {value:.3f}" for method, value in tau.items())
         _LOG.info("step %d: simulated τ %s", self._state.step, shown or "(no validation samples)")
+        return tau
 
     def _checkpoint(self) -> Path:
         folder = save_checkpoint(self._checkpoints, self._drafter, self._optimizer, self._state)
@@ -280,20 +329,3 @@ class Trainer:
             self._data.train, self._data.digest, seed=self._recipe.seed, first=first, end=end
         )
         return sum(self._data.tokens[i] for i in indices)
-
-    @contextmanager
-    def _signals_noted(self) -> Iterator[None]:
-        """Let SIGTERM and SIGINT end the run after the current step, with a checkpoint."""
-
-        def note(number: int, _frame: FrameType | None) -> None:
-            if self._stop_signal:
-                raise KeyboardInterrupt
-            self._stop_signal = number
-            _LOG.warning("stopping after this step; once more stops at once")
-
-        before = {s: signal.signal(s, note) for s in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

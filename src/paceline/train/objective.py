@@ -16,27 +16,34 @@ def block_loss(
     """Sum over valid slots of exp(-(k - 1) / gamma) * CE, and the sum of those weights.
 
     Only valid rows reach the head, so neither slot 0 nor what lies behind an answer's end costs
-    anything. `parts` holds, for slot 1 and for all slots, how many were right and how many there
-    were.
+    anything; nor does a row whose label a reduced vocabulary lacks. `head` is `drafter.narrowed`
+    of the target's. `parts` holds, for slot 1 and for all slots, how many rows were right and how
+    many there were (one without loss is a wrong one), and how many were `outside` the vocabulary.
     """
+    drafter.check_head(head)
+    labels, proposed = drafter.to_draft(batch.labels)
+    counted = batch.valid & proposed
     hidden = drafter(
         head.embed(batch.block_ids), batch.anchors, batch.taps, batch.positions, batch.documents
     )
     weights = decay_weights(drafter.config.block_size, gamma).to(hidden.device)
-    weights = weights.expand_as(batch.valid)[batch.valid]
+    weights = weights.expand_as(counted)[counted]
     total, rows = cross_entropy(
-        hidden[batch.valid], head.lm_head, batch.labels[batch.valid], weights, chunk=chunk
+        hidden[counted], head.lm_head, labels[counted], weights, chunk=chunk
     )
-    first = torch.zeros_like(batch.valid)
-    first[:, 0] = batch.valid[:, 0]
-    first = first[batch.valid]
+    first = torch.zeros_like(counted)
+    first[:, 0] = counted[:, 0]
+    first = first[counted]
+    valid = float(batch.valid.sum())
     return Loss(
         sum=total,
         count=float(weights.sum()),
         parts={
             "right": float(rows.hit.sum()),
-            "right_count": float(rows.hit.numel()),
+            "right_count": valid,
             "first_right": float(rows.hit[first].sum()),
-            "first_right_count": float(first.sum()),
+            "first_right_count": float(batch.valid[:, 0].sum()),
+            "outside": valid - rows.hit.numel(),
+            "outside_count": valid,
         },
     )

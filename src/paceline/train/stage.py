@@ -1,58 +1,97 @@
 """`paceline train`: the drafter, trained on the stored features."""
 
-import hashlib
 import logging
-import platform
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-import paceline
-from paceline.drafter.build import choose_mask_token, drafter_config, new_drafter
 from paceline.drafter.checkpoint import CONFIG, WEIGHTS, load_drafter
 from paceline.drafter.dflash import DFlash
-from paceline.durable.errors import DataError, RecipeChanged
+from paceline.durable.errors import DataError, Interrupted, RecipeChanged
 from paceline.features.reader import FeatureReader
+from paceline.recipe.checkpoints import rank
+from paceline.recipe.drafter_inputs import drafter_input_fields
 from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.stage import Report, StageRecord
+from paceline.recipe.training import CHANGEABLE, require_changeable, training_fields
 from paceline.target.head import TargetHead
 from paceline.target.spec import TargetSpec, read_spec
-from paceline.target.template import special_token_ids, template_digest
 from paceline.train.checkpoint import (
     TrainState,
+    damage,
     intact_checkpoints,
     newest_checkpoint,
     read_state,
     remove_leftovers,
     restore_optimizer,
+    restore_random,
 )
-from paceline.train.evaluate import CHOOSING
+from paceline.train.compute import compute_dtype
 from paceline.train.loop import TrainData, Trainer
+from paceline.train.resume import chosen_checkpoint, make_newest, refuse_foreign
+from paceline.train.rng import seeded
+from paceline.train.software import software, tell_drift
+from paceline.train.start import Remarks, first_drafter, remarks_on
+from paceline.train.vocabulary import VocabularyCounts
 from paceline.types.sample import Split, read_samples
-from paceline.watch.events import EventWriter
+from paceline.watch.events import EventWriter, by_reason
 from paceline.watch.progress import seconds_text
 
 _LOG = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-
-_WITHOUT_EFFECT = ("device", "threads", "keep_checkpoints")
-"""Train fields that change where and how fast, not what is computed."""
+FORMAT_VERSION = 2
 
 
-def run(recipe: Recipe, run_dir: RunDir) -> Report:
+def run(
+    recipe: Recipe,
+    run_dir: RunDir,
+    *,
+    resume_from: str | None = None,
+    allow_change: Sequence[str] = (),
+) -> Report:
     """Train to the end, or go on from the newest checkpoint whose checksums hold.
 
-    Raises RecipeChanged where the checkpoints of another recipe stand in the run directory,
-    DataError where there is nothing to train on.
+    Args:
+        recipe: what to do.
+        run_dir: where.
+        resume_from: go on from this checkpoint instead, a path or a name such as `step_000010`,
+            even where the training has ended; newer ones are set aside.
+        allow_change: keys such as `train.epochs` that may differ from what the checkpoints were
+            made with; what differs is recorded.
+
+    Raises:
+        RecipeChanged: the checkpoints of another recipe stand in the run directory, or the one
+            asked for is of another training.
+        RecipeError: a key that cannot change in the middle of a training.
+        UserError: there is no such checkpoint.
+        ShardDamaged: a file of the checkpoint asked for is not as it was written.
+        DataError: there is nothing to train on.
+
     """
+    require_changeable(allow_change)
+    with EventWriter(run_dir.events, "train") as events:
+        try:
+            return _run(recipe, run_dir, events, resume_from, allow_change)
+        except Interrupted as stopped:
+            if resume_from is None:
+                raise
+            # The same command would set the new checkpoint aside again.
+            raise Interrupted(f"{stopped} (But leave --resume-from out.)") from stopped
+
+
+def _run(
+    recipe: Recipe,
+    run_dir: RunDir,
+    events: EventWriter,
+    resume_from: str | None,
+    allow_change: Sequence[str],
+) -> Report:
     reader = FeatureReader(run_dir.features)
     spec = read_spec(Path(recipe.target.path))
     if reader.manifest.target_identity != spec.identity:
@@ -61,15 +100,35 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
             f"{reader.manifest.target_identity}) than {recipe.target.path} ({spec.identity}). Put "
             "that target back, or use a new run directory (`--run DIR`)."
         )
-    record = StageRecord(run_dir.checkpoints, "train", _fields(recipe, reader, spec))
-    if record.is_done():
+    record = StageRecord(
+        run_dir.checkpoints,
+        "train",
+        _fields(recipe, reader, spec),
+        changeable=CHANGEABLE,
+        allowed=allow_change,
+    )
+    if record.is_done() and resume_from is None:
         drafter = run_dir.checkpoints / record.report["best"]
         return Report(
             stage="train", skipped=True, numbers=record.report, lines=(f"drafter: {drafter}",)
         )
-    record.begin()
-    with EventWriter(run_dir.events, "train") as events:
-        return _train(recipe, run_dir, reader, spec, record, events)
+    passed_over: Sequence[str] = ()
+    if resume_from is not None:
+        start = chosen_checkpoint(run_dir.checkpoints, resume_from)
+    else:
+        start, passed_over = newest_checkpoint(run_dir.checkpoints)
+    if start is not None:
+        refuse_foreign(start, record.fingerprints)
+    step = 0 if start is None else read_state(start).step
+    _tell_overrides(record, step, events)
+    _tell_lost_best(run_dir.checkpoints, record.report.get("best"))
+    record.begin(step=step)
+    remove_leftovers(run_dir.checkpoints)
+    if start is not None and resume_from is not None:
+        start = make_newest(run_dir.checkpoints, start)
+    redone = _tell_passed_over(run_dir.checkpoints, passed_over, events)
+    with seeded(recipe.train.seed, torch.device(recipe.train.device)):
+        return _train(recipe, run_dir, reader, spec, record, events, start, redone)
 
 
 def _train(
@@ -79,24 +138,35 @@ def _train(
     spec: TargetSpec,
     record: StageRecord,
     events: EventWriter,
+    start: Path | None,
+    redone: Mapping[str, int],
 ) -> Report:
     torch.set_num_threads(recipe.train.threads)
-    device = recipe.train.device
+    device = torch.device(recipe.train.device)
     data, used = _data(recipe, run_dir, reader)
-    remove_leftovers(run_dir.checkpoints)
-    newest, passed_over = newest_checkpoint(run_dir.checkpoints)
-    for reason in passed_over:
-        _LOG.warning("passed over: %s", reason)
+    counts = VocabularyCounts(
+        recipe.drafter,
+        spec,
+        Path(recipe.target.path),
+        samples=run_dir.samples(recipe),
+        kept=run_dir.checkpoints / "text_counts.json",
+    )
+    taps = reader.manifest.layer_ids
     state = _fresh_state(record.fingerprint)
-    if newest is not None:
-        state = read_state(newest)
-        _refuse_foreign(newest, state, record.fingerprint)
-        drafter = load_drafter(newest, device=device)
-        _tell_drift(state.software)
+    if start is not None:
+        # What it carried may be the fingerprint from before an override.
+        state = replace(read_state(start), fingerprint=record.fingerprint)
+        drafter = load_drafter(start, device=str(device))
+        tell_drift(state.software)
     else:
-        drafter = _new_drafter(recipe, reader, spec, used).to(device)
-    head = TargetHead.load(
-        Path(recipe.target.path), dtype=drafter.fc.weight.dtype, device=torch.device(device)
+        drafter = first_drafter(recipe, spec, taps, counts, used=used).to(device)
+    # Masters are fp32, whatever a drafter to start from was saved in.
+    drafter.float()
+    remarks = remarks_on(recipe, spec, taps, counts, drafter)
+    for line in remarks.lines:
+        _LOG.log(logging.WARNING if line.startswith("warning") else logging.INFO, "%s", line)
+    head = drafter.narrowed(
+        TargetHead.load(Path(recipe.target.path), dtype=compute_dtype(recipe.train), device=device)
     )
     trainer = Trainer(
         recipe.train,
@@ -106,23 +176,59 @@ def _train(
         state,
         checkpoints=run_dir.checkpoints,
         events=events,
+        redone=redone,
     )
-    if newest is not None:
-        restore_optimizer(newest, trainer.optimizer)
-        _LOG.info("going on from %s (%d samples done)", newest.name, state.samples)
-    events.emit("start", samples=len(data.train), validation=len(data.validation), step=state.step)
+    if start is not None:
+        restore_optimizer(start, trainer.optimizer)
+        restore_random(start, device)
+        _LOG.info("going on from %s (%d samples done)", start.name, state.samples)
     for _ in trainer.run():
         _prune(run_dir.checkpoints, recipe.train.keep_checkpoints)
-    return _finish(run_dir, trainer.state, record, events, data, drafter)
+    report = _finish(run_dir, trainer.state, record, data, drafter, remarks)
+    events.emit("finished", trainer.counts(), step=trainer.state.step, report=report.numbers)
+    return report
+
+
+def _tell_overrides(record: StageRecord, step: int, events: EventWriter) -> None:
+    for change in record.changes(step):
+        _LOG.warning(
+            "%s changes from %r to %r at step %d, by --allow-change",
+            change.key, change.made, change.asked, step,
+        )  # fmt: skip
+        events.emit("override", key=change.key, made=change.made, asked=change.asked, step=step)
+        if change.key.startswith("train.eval_"):
+            _LOG.warning("evaluations from here on do not compare with those before")
+
+
+def _tell_lost_best(root: Path, best: str | None) -> None:
+    problem = damage(root / best) if best else ""
+    if problem:
+        _LOG.warning(
+            "%s It was the best checkpoint: unless the training comes by its step again, the best "
+            "of the others takes its place", problem,
+        )  # fmt: skip
+
+
+def _tell_passed_over(
+    root: Path, passed_over: Sequence[str], events: EventWriter
+) -> dict[str, int]:
+    """Tell log and events of the damaged checkpoints; their number by reason."""
+    reasons = []
+    for problem in passed_over:
+        _LOG.warning("passed over: %s", problem)
+        name, _, reason = problem.removeprefix(f"{root}/").partition(": ")
+        events.emit("redo", name=name, reason=reason)
+        reasons.append(reason)
+    return by_reason(reasons)
 
 
 def _finish(
     run_dir: RunDir,
     state: TrainState,
     record: StageRecord,
-    events: EventWriter,
     data: TrainData,
     drafter: DFlash,
+    remarks: Remarks,
 ) -> Report:
     best = best_checkpoint(run_dir.checkpoints)
     tau = read_state(best).tau
@@ -135,8 +241,8 @@ def _finish(
         "tokens": state.tokens,
         "seconds": round(state.seconds, 1),
         "parameters": sum(p.numel() for p in drafter.parameters()),
+        **remarks.numbers,
     }
-    events.emit("finished", **numbers)
     record.finish([best / WEIGHTS, best / CONFIG], numbers)
     shown = ", ".join(f"{method} {value:.3f}" for method, value in tau.items())
     size = numbers["parameters"] / 1e6
@@ -148,7 +254,8 @@ def _finish(
         f"drafter: {best}" + (f", simulated τ {shown}" if shown else ""),
     ]
     if state.skipped_steps:
-        lines.append(f"{state.skipped_steps} steps were not finite and changed nothing")
+        lines.append(f"{state.skipped_steps} steps had no finite gradient and changed nothing")
+    lines += remarks.lines
     return Report(stage="train", numbers=numbers, lines=tuple(lines))
 
 
@@ -157,7 +264,7 @@ def best_checkpoint(root: Path) -> Path:
     folders = intact_checkpoints(root)
     if not folders:
         raise DataError(f"{root}: no intact checkpoint. Run `paceline train` again.")
-    return max(folders, key=lambda f: (read_state(f).tau.get(CHOOSING, 0.0), f.name))
+    return max(folders, key=lambda f: rank(f, read_state(f).tau))
 
 
 def _prune(root: Path, keep: int) -> None:
@@ -168,14 +275,6 @@ def _prune(root: Path, keep: int) -> None:
             doomed = folder.with_name(folder.name + ".partial")
             folder.rename(doomed)
             shutil.rmtree(doomed)
-
-
-def _refuse_foreign(folder: Path, state: TrainState, fingerprint: str) -> None:
-    if state.fingerprint != fingerprint:
-        raise RecipeChanged(
-            f"{folder}: a checkpoint of another recipe or of other features. Use a new run "
-            "directory (`--run DIR`), or remove the checkpoints to train anew."
-        )
 
 
 def _data(recipe: Recipe, run_dir: RunDir, reader: FeatureReader) -> tuple[TrainData, set[int]]:
@@ -211,34 +310,20 @@ def _spread(indices: Sequence[int], count: int, ids: Sequence[str]) -> list[int]
     return sorted(sorted(indices, key=lambda i: ids[i])[:count])
 
 
-def _new_drafter(recipe: Recipe, reader: FeatureReader, spec: TargetSpec, used: set[int]) -> DFlash:
-    path = Path(recipe.target.path)
-    mask = choose_mask_token(
-        recipe.drafter.mask_token_id, spec, special_ids=special_token_ids(path), used=used
-    )
-    config = drafter_config(
-        recipe.drafter,
-        spec,
-        reader.manifest.layer_ids,
-        mask_token_id=mask,
-        template_digest=template_digest(path),
-        template_args=recipe.corpus.template_args,
-    )
-    return new_drafter(config, recipe.drafter, spec, path, seed=recipe.train.seed)
-
-
 def _fields(recipe: Recipe, reader: FeatureReader, spec: TargetSpec) -> Fields:
-    train = {k: v for k, v in asdict(recipe.train).items() if k not in _WITHOUT_EFFECT}
-    return flatten(
+    # What these two name counts by its content, wherever it lies.
+    paths = ("warm_start", "vocab_text")
+    own = flatten(
         {
             "format": FORMAT_VERSION,
             "features": reader.digest,
             "target": spec.identity,
-            "drafter": asdict(recipe.drafter),
+            "drafter": {k: v for k, v in asdict(recipe.drafter).items() if k not in paths},
             "template_args": recipe.corpus.template_args,
-            "train": train,
+            "train": training_fields(recipe.train),
         }
     )
+    return own | drafter_input_fields(recipe.drafter)
 
 
 def _fresh_state(fingerprint: str) -> TrainState:
@@ -248,34 +333,8 @@ def _fresh_state(fingerprint: str) -> TrainState:
         samples=0,
         bad_steps=0,
         skipped_steps=0,
+        skipped_samples=0,
         tokens=0,
         seconds=0.0,
-        software=_software(),
+        software=software(),
     )
-
-
-def _software() -> dict[str, str]:
-    return {
-        "paceline": paceline.__version__,
-        "source": _source_hash(),
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-    }
-
-
-def _source_hash() -> str:
-    """Of the package's own code: versions do not tell one edit from another."""
-    digest = hashlib.sha256()
-    root = Path(paceline.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _tell_drift(saved: dict[str, str]) -> None:
-    for name, value in _software().items():
-        if saved.get(name) != value:
-            _LOG.warning("%s was %s when this training began, now %s", name, saved.get(name), value)

@@ -1,0 +1,83 @@
+"""What of a recipe determines a training, and what of that may change while it stands half-way."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from paceline.durable.errors import RecipeError
+from paceline.recipe.convert import closest, known_keys
+from paceline.recipe.schema import TrainRecipe
+
+WITHOUT_EFFECT = ("train.device", "train.threads", "train.keep_checkpoints")
+"""Keys that change where and how fast, not what is computed."""
+
+CHANGEABLE = (
+    "train.epochs",
+    "train.anchors",
+    "train.gamma",
+    "train.batch_samples",
+    "train.micro_batch_tokens",
+    "train.learning_rate",
+    "train.schedule",
+    "train.decay_ratio",
+    "train.min_learning_rate_ratio",
+    "train.warmup_ratio",
+    "train.betas",
+    "train.eps",
+    "train.weight_decay",
+    "train.grad_clip",
+    "train.loss_chunk",
+    "train.compute",
+    "train.evaluations",
+    "train.eval_samples",
+    "train.eval_anchors",
+    "train.max_bad_steps",
+)
+"""Keys with which a training can go on from a checkpoint that was made with another value."""
+
+_REASONS = {
+    "train.seed": "it determines the order of the samples, and a place in one order is none in "
+    "another",
+    "drafter": "it determines the network, and the checkpoint's weights are those of another",
+    "target": "it determines the data, and the checkpoint stands in the middle of other data",
+    "corpus": "it determines the data, and the checkpoint stands in the middle of other data",
+    "regenerate": "it determines the data, and the checkpoint stands in the middle of other data",
+    "extract": "it determines the data, and the checkpoint stands in the middle of other data",
+}
+
+
+def resolved_compute(recipe: TrainRecipe) -> str:
+    """`float32` or `bfloat16`: what `auto` stands for on the recipe's device."""
+    if recipe.compute != "auto":
+        return recipe.compute
+    return "bfloat16" if recipe.device.startswith("cuda") else "float32"
+
+
+def training_fields(recipe: TrainRecipe) -> dict[str, Any]:
+    """The section's values that determine what is computed, `auto` resolved."""
+    fields = {k: v for k, v in asdict(recipe).items() if f"train.{k}" not in WITHOUT_EFFECT}
+    return fields | {"compute": resolved_compute(recipe)}
+
+
+def require_changeable(keys: Sequence[str]) -> None:
+    """Raise RecipeError, a line for each of `keys` that `--allow-change` cannot take and why."""
+    problems = [f"--allow-change {key}: {_refusal(key)}" for key in keys if key not in CHANGEABLE]
+    if problems:
+        raise RecipeError("\n".join(problems))
+
+
+def _refusal(key: str) -> str:
+    known = known_keys()
+    if key not in known and not key.startswith(("corpus.sources.", "corpus.template_args.")):
+        last = {k.rpartition(".")[2]: k for k in CHANGEABLE}
+        near = closest(key, known) or last.get(closest(key, list(last)) or "")
+        return f"no such key.{f' Did you mean {near}?' if near else ''}"
+    if key in WITHOUT_EFFECT:
+        return "it changes no result: set it, no permission is needed."
+    section = key.partition(".")[0]
+    reason = _REASONS.get(key) or _REASONS.get(section)
+    if reason:
+        return f"{reason}. Use a new run directory (`--run DIR`)."
+    if key == "train":
+        return "a section. Name each of its keys, such as train.learning_rate."
+    return "the training does not depend on it."

@@ -1,0 +1,42 @@
+"""What is running: recorded with a training, and compared when it goes on."""
+
+import hashlib
+import logging
+import platform
+from pathlib import Path
+
+import torch
+import transformers
+
+import paceline
+
+_LOG = logging.getLogger(__name__)
+
+
+def software() -> dict[str, str]:
+    """Versions, a hash of the package's own source, and the machine, by name."""
+    return {
+        "paceline": paceline.__version__,
+        "source": _source_hash(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+def tell_drift(saved: dict[str, str]) -> None:
+    """Warn of everything that is not as it was when the training began."""
+    for name, value in software().items():
+        if saved.get(name) != value:
+            _LOG.warning("%s was %s when this training began, now %s", name, saved.get(name), value)
+
+
+def _source_hash() -> str:
+    """Of the package's own code: versions do not tell one edit from another."""
+    digest = hashlib.sha256()
+    root = Path(paceline.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,107 @@
+"""Training from a drafter that was trained before: it goes on from that one's own τ."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from paceline.drafter.checkpoint import load_drafter
+from paceline.durable.errors import RecipeChanged, RecipeError, ShardDamaged
+from paceline.train import stage
+from paceline.train.checkpoint import read_state
+from paceline.train.start import check_warm_start
+from training_runs import events
+
+
+@pytest.fixture
+def trained(fresh_run):
+    """A run with a drafter of a reduced vocabulary, and that drafter's folder."""
+    recipe, run_dir = fresh_run()
+    recipe = replace(recipe, drafter=replace(recipe.drafter, draft_vocab=60))
+    report = stage.run(recipe, run_dir)
+    return recipe, run_dir.checkpoints / report.numbers["best"]
+
+
+def warm(recipe, folder, **changes):
+    return replace(recipe, drafter=replace(recipe.drafter, warm_start=str(folder), **changes))
+
+
+def test_step_0_is_the_source_to_the_last_digit(trained, fresh_run):
+    recipe, folder = trained
+    _, run_dir = fresh_run()
+    report = stage.run(warm(recipe, folder, draft_vocab=None), run_dir)
+    first = events(run_dir, "evaluation")[0]
+    assert first["step"] == 0
+    assert first["simulated_tau"] == read_state(folder).tau
+    source, mine = load_drafter(folder), load_drafter(run_dir.checkpoints / report.numbers["best"])
+    assert mine.config == source.config
+    assert mine.vocabulary.ids.tolist() == source.vocabulary.ids.tolist()
+    assert report.numbers["draft_vocabulary"]["size"] == 60
+    assert f"started from {folder}" in report.lines
+    assert stage.run(warm(recipe, folder, draft_vocab=None), run_dir).skipped
+
+
+def test_another_block_size_is_noted_and_trained(trained, fresh_run):
+    recipe, folder = trained
+    _, run_dir = fresh_run()
+    changed = warm(recipe, folder, block_size=6)
+    (note,) = check_warm_start(changed)
+    report = stage.run(changed, run_dir)
+    assert "blocks of 4, here they have 6" in note
+    assert note in report.lines
+    assert report.numbers["warm_start"]["notes"] == [note]
+    assert load_drafter(run_dir.checkpoints / report.numbers["best"]).config.block_size == 6
+
+
+def test_what_does_not_fit_is_refused_before_any_work(trained, fresh_run):
+    recipe, folder = trained
+    for changes, expected in (
+        ({"layers": 2}, "drafter.layers: 1 -> 2"),
+        ({"draft_vocab": 61}, "drafter.draft_vocab: 60 -> 61"),
+        ({"mask_token_id": 301}, "drafter.mask_token_id: 259 -> 301"),
+    ):
+        _, run_dir = fresh_run()
+        for refuse in (check_warm_start, lambda r, run=run_dir: stage.run(r, run)):
+            with pytest.raises(RecipeError) as caught:
+                refuse(warm(recipe, folder, **changes))
+            assert expected in str(caught.value)
+        assert not list(run_dir.checkpoints.glob("step_*"))
+
+
+def test_a_mask_token_that_occurs_is_refused(trained, fresh_run, tmp_path):
+    """Pitfall 21 again: the source's corpus did not have it, this one does."""
+    recipe, folder = trained
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    (other / "checksums.json").unlink()
+    config = other / "config.json"
+    config.write_text(config.read_text().replace('"mask_token_id": 259', '"mask_token_id": 65'))
+    _, run_dir = fresh_run()
+    with pytest.raises(RecipeError, match="has the mask token 65, which occurs in this corpus"):
+        stage.run(warm(recipe, other), run_dir)
+
+
+def test_a_damaged_source_is_refused_before_any_work(trained, fresh_run):
+    recipe, folder = trained
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    _, run_dir = fresh_run()
+    for refuse in (check_warm_start, lambda r: stage.run(r, run_dir)):
+        with pytest.raises(ShardDamaged, match="its checksum does not hold"):
+            refuse(warm(recipe, folder))
+
+
+def test_another_source_is_another_training(trained, fresh_run, tmp_path):
+    recipe, folder = trained
+    _, run_dir = fresh_run()
+    stage.run(warm(recipe, folder), run_dir)
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    assert stage.run(warm(recipe, moved), run_dir).skipped, "its content counts, not its place"
+    other = next(p for p in sorted(folder.parent.glob("step_*")) if p != folder)
+    with pytest.raises(RecipeChanged, match=r"warm_start\.weights"):
+        stage.run(warm(recipe, other), run_dir)
+    with pytest.raises(RecipeChanged, match=r"warm_start\.weights"):
+        stage.run(recipe, run_dir)
