@@ -48,7 +48,7 @@ def assert_same_end(one: RunDir, other: RunDir) -> None:
         if name != "state.json":
             assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
     states = [read_state(folder) for folder in folders]
-    for name in ("samples", "tokens", "skipped_steps", "tau"):
+    for name in ("samples", "tokens", "labels", "skipped_steps", "first_tau", "tau"):
         assert getattr(states[0], name) == getattr(states[1], name), name
 
 

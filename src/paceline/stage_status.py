@@ -13,7 +13,7 @@ from paceline.pipeline import STAGES as _MODULES
 from paceline.recipe.checkpoints import list_checkpoints, rank
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
-from paceline.recipe.stage import Record, read_record
+from paceline.recipe.stage import Record, outputs_digest, read_record
 from paceline.watch.events import ENDS, SCHEMA_VERSION, Counts
 from paceline.watch.tail import counts_of, last_events
 
@@ -24,6 +24,7 @@ StageState = Literal[
     "pending",
     "running",
     "finished",
+    "outdated",
     "failed",
     "refused",
     "interrupted",
@@ -31,8 +32,9 @@ StageState = Literal[
     "damaged",
 ]
 """`off`: not asked for by the recipe. `pending`: not begun. `refused`: what was asked for is
-impossible. `died`: its process ended without a word. `damaged`: the record cannot be believed, or
-an output is not there as it was written."""
+impossible. `outdated`: the score is complete, but of another drafter than the one that is chosen
+now. `died`: its process ended without a word. `damaged`: the record cannot be believed, or an
+output is not there as it was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +53,12 @@ class Training:
     checkpoints: tuple[str, ...]
     """Folder names, oldest first."""
     newest: str | None
+    resumes_from: str | None
+    """The newest that can be read: an unfinished training goes on from there, if its checksums
+    hold. None: from the beginning."""
     best: str | None
-    """Of the highest τ; of equal ones, or without any, the newest."""
+    """The one that the finished training has chosen. Before, the one of the highest τ; of equal
+    ones, or without any, the newest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,27 +131,33 @@ def stage_status(
     is_running = _is_running(last, owner, is_held=is_held)
     state = _state(name, paths, recipe, record, damage, last, is_running=is_running)
     counts = heard.counts
-    if counts is None and state == "finished" and record is not None:
+    is_whole = state in ("finished", "outdated")
+    if counts is None and is_whole and record is not None:
         counts = _reported(name, record.report)
-    if counts is not None and not (heard.is_own and state in ("running", "finished")):
+    if counts is not None and not (heard.is_own and (state == "running" or is_whole)):
         counts = replace(counts, rate=None, eta=None)
     if counts is not None and not is_running:
         counts = replace(counts, eta=None)
     notes = [heard.note] if heard.note else []
-    if state in ("finished", "damaged") and last.get("kind") in ("failed", "interrupted"):
+    if state == "outdated":
+        notes.append("measured another drafter than the one chosen now")
+    if (is_whole or state == "damaged") and last.get("kind") in ("failed", "interrupted"):
         notes.append(f"The last attempt at it ended early: {last.get('error')}")
+    training = None
+    if name == "train":
+        training = _training(paths, heard, None if damage else record)
     return StageStatus(
         name=name,
         state=state,
-        detail=_detail(state, damage, last, now),
+        detail=_detail(state, damage, last, now) + _goes_on(state, training),
         counts=counts,
         seconds=_seconds(last, is_running=is_running, now=now),
         heard=last.get("t"),
         pid=last.get("pid"),
         host=_text(last.get("host")),
-        training=_training(paths, heard) if name == "train" else None,
-        tau=_numbers(record.report) if name == "score" and record and state == "finished" else {},
-        report=record.report if record and state == "finished" else {},
+        training=training,
+        tau=_numbers(record.report) if name == "score" and record and is_whole else {},
+        report=record.report if record and is_whole else {},
         notes=tuple(notes),
     )
 
@@ -236,7 +248,7 @@ def _state(
     if damage:
         return "damaged"
     if record is not None and record.outputs is not None:
-        return "finished"
+        return "outdated" if name == "score" and _is_outdated(record, paths) else "finished"
     if name == "regenerate" and not _is_asked(paths, recipe):
         return "off"
     if kind == "failed":
@@ -245,6 +257,13 @@ def _state(
         return "interrupted"
     # A record comes before the first event: events without one are those of a removed stage.
     return "pending" if record is None else "died"
+
+
+def _is_outdated(score: Record, paths: RunDir) -> bool:
+    """Whether the training has chosen another drafter since; False where that cannot be told."""
+    train, _ = _record("train", paths)
+    chosen = None if train is None else outputs_digest(train)
+    return chosen is not None and score.fields.get("drafter", chosen) != chosen
 
 
 def _is_asked(paths: RunDir, recipe: Recipe | None) -> bool:
@@ -276,6 +295,15 @@ def _detail(state: StageState, damage: str, last: dict[str, Any], now: float) ->
             return ""
 
 
+def _goes_on(state: StageState, training: Training | None) -> str:
+    """Where a training that ended early will go on, for the end of its detail."""
+    if training is None or state not in ("failed", "interrupted", "died"):
+        return ""
+    if training.resumes_from is None:
+        return "\nIt goes on from the beginning: no checkpoint yet."
+    return f"\nIt goes on from {training.resumes_from}."
+
+
 def _seconds(last: dict[str, Any], *, is_running: bool, now: float) -> float | None:
     elapsed = last.get("elapsed")
     if not _is_number(elapsed):
@@ -283,10 +311,12 @@ def _seconds(last: dict[str, Any], *, is_running: bool, now: float) -> float | N
     return round(elapsed + (max(0.0, now - last["t"]) if is_running else 0.0), 3)
 
 
-def _training(paths: RunDir, heard: _Heard) -> Training:
+def _training(paths: RunDir, heard: _Heard, record: Record | None) -> Training:
     checkpoints = list_checkpoints(paths.checkpoints)
     measured = [c for c in checkpoints if c.tau]
+    readable = [c for c in checkpoints if c.step >= 0]
     best = max(checkpoints, key=lambda c: rank(paths.checkpoints / c.name, c.tau), default=None)
+    chosen = record.report.get("best") if record and record.outputs is not None else None
     return Training(
         step=heard.step,
         loss=heard.loss,
@@ -295,7 +325,8 @@ def _training(paths: RunDir, heard: _Heard) -> Training:
         tau_step=measured[-1].step if measured else None,
         checkpoints=tuple(c.name for c in checkpoints),
         newest=checkpoints[-1].name if checkpoints else None,
-        best=None if best is None else best.name,
+        resumes_from=readable[-1].name if readable else None,
+        best=_text(chosen) or (None if best is None else best.name),
     )
 
 

@@ -16,12 +16,13 @@ from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.write import is_run
 from paceline.stage_status import STAGES, StageStatus, folder_of, stage_status, started_anew
+from paceline.watch.words import command_line, counted
 
 RunState = Literal[
     "running", "finished", "failed", "refused", "interrupted", "died", "damaged", "partial", "empty"
 ]
-"""`partial`: some stages are finished, nothing went wrong, and nobody works on the others.
-`empty`: no stage has begun."""
+"""`partial`: some stages are finished, nothing went wrong, and nobody works on the others; an
+outdated score is one of those. `empty`: no stage has begun."""
 
 SCHEMA_VERSION = 1
 """Of RunStatus as JSON; keys are added without a new one, never renamed or removed."""
@@ -129,7 +130,7 @@ def _recipe(paths: RunDir) -> tuple[Recipe | None, tuple[str, ...]]:
         return load_recipe(paths.recipe), ()
     except RecipeError as error:
         lines = str(error).splitlines()
-        more = f" ({len(lines) - 1} more problems)" if len(lines) > 1 else ""
+        more = f" ({counted(len(lines) - 1, 'more problem')})" if len(lines) > 1 else ""
         return None, (f"{lines[0]}{more}",) if paths.recipe.exists() else ()
 
 
@@ -164,11 +165,12 @@ def _run_state(stages: tuple[StageStatus, ...], *, is_held: bool, died: Owner | 
 
 
 def _next(state: RunState, paths: RunDir) -> str:
-    recipe = "" if paths.recipe.is_file() else "recipe.yaml "
-    command = f"`paceline run {recipe}--run {paths.root}`"
+    recipe = () if paths.recipe.is_file() else ("recipe.yaml",)
+    command = f"`{command_line('paceline', 'run', *recipe, '--run', paths.root)}`"
     match state:
         case "running":
-            return f"It is at work: `paceline status {paths.root}` again shows how it goes on."
+            again = command_line("paceline", "status", paths.root)
+            return f"It is at work: `{again}` again shows how it goes on."
         case "finished":
             return f"Nothing is left to do. The results are in {paths.score / 'result.json'}."
         case "failed":

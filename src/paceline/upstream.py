@@ -4,12 +4,13 @@ A stage judges its own artefacts by their fingerprint, which covers its inputs a
 they are what the recipe asks for, only this look at the records of the earlier stages can tell.
 """
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.durable.errors import DataError, IntegrityError, RecipeChanged, UserError
 from paceline.recipe.drafter_inputs import drafter_input_fields
-from paceline.recipe.fingerprint import Fields, changed_fields, difference, flatten
+from paceline.recipe.fingerprint import Fields, changed_fields, difference, flatten, keys_of
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import source_fields
@@ -19,7 +20,7 @@ from paceline.target.folder import ModelFolder
 from paceline.target.taps import default_taps
 
 _OPEN = {
-    "prepare": ("sources.", "corpus.template_args."),
+    "prepare": ("sources.", "corpus.template_args.", "end_tokens."),
     "regenerate": ("corpus.template_args.",),
     "extract": ("extract.layer_ids.",),
     "train": ("template_args.", "vocab_text.", "warm_start."),
@@ -40,12 +41,40 @@ def require_inputs(name: str, recipe: Recipe, run_dir: RunDir) -> None:
                 f"{folder}: `paceline {stage}` has not come to its end here, and {name} builds on "
                 f"it. Run it first (`paceline run` does all stages in order)."
             )
-        _refuse_change(name, folder, record, _asked(recipe, record))
+        keys, rows = _changed(record, _asked(recipe, record))
+        if keys:
+            raise RecipeChanged(
+                f"{folder}: the {stage} artefacts, which {name} builds on, were made by another "
+                f"recipe (made -> asked):\n  {rows}\n{_ways_out(record, keys)}"
+            )
         changed = changed_outputs(folder, record)
         if changed:
             raise IntegrityError(
                 f"{changed[0]}: missing, or not as `paceline {stage}` wrote it. Run "
                 f"`paceline {stage}` again: it keeps what is whole and makes the rest anew."
+            )
+
+
+def require_agreement(recipe: Recipe, run_dir: RunDir, *, allowed: Sequence[str] = ()) -> None:
+    """Check, before any stage begins, that each finished one was made by this recipe.
+
+    What the last stage would refuse after the hours of the others is refused at once, and none of
+    them begins by a recipe that it would refuse. `allowed` keys of the training may differ. Raises
+    RecipeChanged.
+    """
+    for stage, folder in (*_before("", recipe, run_dir), ("score", run_dir.score)):
+        try:
+            record = read_record(folder, stage)
+        except IntegrityError:
+            continue  # The stage itself says what to do.
+        if record is None or record.outputs is None:
+            continue
+        keys, rows = _changed(record, _asked(recipe, record))
+        if any(not keys_of([key], allowed) for key in keys):
+            raise RecipeChanged(
+                f"{folder}: the {stage} artefacts were made by another recipe (made -> asked):\n"
+                f"  {rows}\n{_ways_out(record, keys)} (To have {stage} done anew here, remove "
+                f"{folder} yourself.)"
             )
 
 
@@ -67,6 +96,9 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
     asked = flatten(recipe)
     match record.stage:
         case "prepare":
+            # By name, as the pipeline does: whoever looks at records need not load a stage.
+            prepare = importlib.import_module("paceline.corpus.stage")
+            asked |= prepare.rendering_fields(recipe)
             try:
                 return asked | source_fields(recipe)
             except DataError:
@@ -91,17 +123,14 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
             return asked
 
 
-def _refuse_change(name: str, folder: Path, record: Record, asked: Fields) -> None:
-    open_ended = _OPEN[record.stage]
+def _changed(record: Record, asked: Fields) -> tuple[list[str], str]:
+    """Keys of the recipe that differ from the record's, and the rows that say so."""
+    open_ended = _OPEN.get(record.stage, ())
     made = {k: v for k, v in record.fields.items() if k in asked or k.startswith(open_ended)}
     wanted = {k: v for k, v in asked.items() if k in made or k.startswith(open_ended)}
-    changed = changed_fields(made, wanted)
-    if changed:
-        rows = "\n  ".join(difference(made, wanted))
-        way = permission(changed, CHANGEABLE) if record.stage == "train" else ""
-        raise RecipeChanged(
-            f"{folder}: the {record.stage} artefacts, which {name} builds on, were made by another "
-            f"recipe (made -> asked):\n  {rows}\n"
-            "Two ways out: use a new run directory (`--run DIR`), or put the old values back."
-            f"{way}"
-        )
+    return changed_fields(made, wanted), "\n  ".join(difference(made, wanted))
+
+
+def _ways_out(record: Record, changed: list[str]) -> str:
+    way = permission(changed, CHANGEABLE) if record.stage == "train" else ""
+    return f"Two ways out: use a new run directory (`--run DIR`), or put the old values back.{way}"

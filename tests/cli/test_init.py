@@ -1,4 +1,5 @@
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,16 @@ def test_an_existing_file_is_replaced_only_by_force(project, target, capsys):
     assert load_recipe(project / "recipe.yaml").corpus.sources[0].name == "chats"
     assert init(target, "--data", "chats.jsonl", "--out", "sub/other.yaml") == 0
     assert "paceline run sub/other.yaml" in (project / "sub/other.yaml").read_text()
+
+
+def test_commands_to_copy_hold_for_paths_with_spaces(project, target, capsys):
+    assert init(target, "--data", "chats.jsonl", "--out", "my recipes/a b.yaml") == 0
+    out = capsys.readouterr().out
+    assert "1 layer\n" in out
+    wanted = ["paceline", "run", "my recipes/a b.yaml"]
+    assert shlex.split(out.rpartition("next: ")[2]) == wanted
+    first = (project / "my recipes" / "a b.yaml").read_text().splitlines()[0]
+    assert shlex.split(first.rpartition("To run it: ")[2]) == wanted
 
 
 def test_no_file_is_dropped_where_a_flag_is_given_twice_or_names_collide(project, target):

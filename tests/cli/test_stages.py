@@ -19,6 +19,7 @@ from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.stage import Report, StageRecord
+from paceline.recipe.write import adopt_recipe
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +53,7 @@ def small_stage(name: str, recipe: Recipe, run_dir: RunDir) -> Report:
     record = StageRecord(run_dir.root / name, name, flatten(getattr(recipe, section)))
     if record.is_done():
         return Report(stage=name, skipped=True)
+    adopt_recipe(recipe, run_dir)
     record.begin()
     output = run_dir.root / name / "output"
     output.write_text(name)
@@ -117,8 +119,6 @@ def test_a_changed_recipe_is_refused_with_the_difference_and_the_old_one_stays(p
 def test_a_change_that_no_finished_stage_minds_is_kept_after_success(project, small_stages):
     assert main(["prepare", "recipe.yaml", "--run", "here"]) == 0
     assert main(["train", "--run", "here", "--set", "train.epochs=2"]) == 0
-    assert load_recipe(project / "here" / "recipe.yaml").train.epochs == 2
-    assert main(["run", "recipe.yaml", "--run", "here"]) == 2, "train was made with 2 epochs"
     assert load_recipe(project / "here" / "recipe.yaml").train.epochs == 2
 
 
@@ -225,6 +225,7 @@ def test_a_stage_that_fails_ends_the_run(project, monkeypatch, capsys):
     [
         (["train"], "no recipe. Give one (`paceline train recipe.yaml`)"),
         (["train", "--run", "none"], "none has no recipe.yaml yet"),
+        (["train", "--run", "a b"], "`paceline train recipe.yaml --run 'a b'`."),
         (["train", "absent.yaml"], "absent.yaml: no such recipe"),
         (["train", "target"], "target: a folder, not a recipe"),
         (
@@ -261,3 +262,83 @@ def test_stages_are_real_modules_by_name():
 )
 def test_durations_are_readable(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_stage_with_nothing_to_do_leaves_the_recipe_of_the_run(project, small_stages):
+    assert main(["run", "recipe.yaml", "--run", "here"]) == 0
+    before = (project / "here" / "recipe.yaml").read_bytes()
+    other = ["recipe.yaml", "--run", "here", "--set", "train.epochs=9"]
+    assert main(["prepare", *other]) == 0
+    assert main(["train", *other]) == 2
+    assert (project / "here" / "recipe.yaml").read_bytes() == before
+    assert main(["run", "--run", "here"]) == 0
+
+
+def test_what_a_stage_began_with_is_what_the_run_goes_on_with(project, small_stages, monkeypatch):
+    """However the stage ends, `--run` alone is enough."""
+    assert main(["prepare", "recipe.yaml", "--run", "here"]) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(StageRecord, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(["train", "--run", "here", "--set", "train.epochs=9"]) == 130
+    assert main(["train", "--run", "here"]) == 0
+    assert load_recipe(project / "here" / "recipe.yaml").train.epochs == 9
+
+
+def test_an_edited_recipe_of_a_run_is_refused_with_a_way_out(project, small_stages, capsys):
+    assert main(["run", "recipe.yaml", "--run", "here"]) == 0
+    path = project / "here" / "recipe.yaml"
+    path.write_text(path.read_text().replace("epochs: 6.0", "epochs: 7.0"))
+    assert main(["run", "--run", "here"]) == 1
+    assert "damaged, or edited by hand" in capsys.readouterr().err
+    (project / "copy.yaml").write_text("\n".join(path.read_text().splitlines()[2:]))
+    assert main(["run", "copy.yaml", "--run", "here"]) == 2, "train was made with 6 epochs"
+    assert main(["run", "recipe.yaml", "--run", "here"]) == 0
+    assert main(["run", "--run", "here"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "recipe.yaml", "--resume-from", ""], "--resume-from: empty"),
+        (
+            ["run", "recipe.yaml", "--set", "train.device=cuda:63"],
+            "train.device: cuda:63 is not there",
+        ),
+        (["train", "recipe.yaml", "--set", "train.device=cuda:63"], "train.device: cuda:63"),
+        (["score", "recipe.yaml", "--set", "target.device=cuda:63"], "target.device: cuda:63"),
+        (
+            ["run", "recipe.yaml", "--set", "drafter.draft_vocab=99999999"],
+            "drafter.draft_vocab: 99999999 is more than the target's 320 tokens",
+        ),
+        (
+            ["run", "recipe.yaml", "--set", "drafter.layer_types=[window]"],
+            "expected a list, each item full or sliding, or null",
+        ),
+    ],
+)
+def test_what_is_impossible_is_said_before_any_stage(project, capsys, arguments, said):
+    (project / "target" / "config.json").write_text('{"model_type": "llama", "vocab_size": 320}')
+    assert main([*arguments, "--run", "new"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (project / "new").exists()
+
+
+@pytest.mark.parametrize("command", [["status", "here"], ["prepare", "recipe.yaml"], ["--help"]])
+def test_closed_streams_are_no_fault(project, command):
+    source = str(Path(paceline.__file__).parents[1])
+    ended = subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" -m paceline "$@" >&- 2>&-', "-", *command],
+        env={**os.environ, "PYTHONPATH": source},
+        check=False,
+    )
+    assert ended.returncode == (2 if command[0] == "status" else 0)
+
+
+def test_a_file_where_a_stage_s_folder_belongs_is_named(project, capsys):
+    assert main(["prepare", "recipe.yaml", "--run", "here"]) == 0
+    shutil.rmtree(project / "here" / "corpus")
+    (project / "here" / "corpus").write_text("in the way")
+    assert main(["prepare", "--run", "here"]) == 1
+    said = capsys.readouterr().err
+    assert "here/corpus" in said
+    assert "move it away" in said

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from paceline.cli.status import number, span
 from paceline.durable.errors import UserError
 from paceline.durable.owner import LOCK, owned
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.stage import read_record
+from paceline.recipe.stage import StageRecord, read_record
 from paceline.stage_status import STAGES, folder_of
 from paceline.status import RunStatus, run_status
 from paceline.train import loop
@@ -179,7 +180,9 @@ def test_a_killed_run_has_died_with_pid_host_and_last_word(killed, capsys):
     )
     assert (train.counts.rate, train.counts.eta) == (None, None)
     assert train.counts.done >= before.stages[3].counts.done
+    assert train.training.resumes_from is None
     text = shown(run, capsys, 1)
+    assert "goes on from the beginning: no checkpoint yet." in text
     assert f"paceline run --run {run.root}" in text
     # Where the lock's words are gone as well, as after a power cut, the events say who it was.
     words = (run.root / LOCK).read_bytes()
@@ -226,7 +229,10 @@ def test_an_interrupted_run(untrained, straight, monkeypatch, capsys):
     assert status.stages[3].detail.startswith("SIGTERM: stopped after step 2")
     assert status.stages[3].counts.done == 8
     assert status.stages[3].training.newest == "step_000002"
-    assert "goes on from what is complete" in shown(untrained, capsys, 1)
+    text = shown(untrained, capsys, 1)
+    assert "It goes on from step_000002." in text
+    assert "train: checkpoint step_000002;" in text
+    assert "goes on from what is complete" in text
     monkeypatch.undo()
     assert main(["run", "--run", str(untrained.root)]) == 0
     train = look(untrained).stages[3]
@@ -306,7 +312,7 @@ def test_what_was_redone_skipped_and_set_aside_is_told(untrained, straight, caps
     assert extract.counts.redone == {"torn or damaged": 1}
     assert 0 < extract.counts.skipped < 16
     text = shown(untrained, capsys, 0)
-    assert "extract: redone 1 shards: 1 torn or damaged" in text
+    assert "extract: redone 1 shard: 1 torn or damaged" in text
     assert "regenerate: 12 prompts were done by earlier runs" in text
 
 
@@ -380,9 +386,66 @@ def test_a_damaged_recipe_and_unreadable_events_are_notes(run, capsys):
 
 def test_a_checkpoint_that_cannot_be_read_is_still_named(run):
     (run.checkpoints / "step_000007" / "state.json").write_bytes(b"{")
+    (run.checkpoints / "train.stage.json").unlink()
     training = look(run).stages[3].training
-    assert training.newest == "step_000007"
+    assert (training.newest, training.resumes_from) == ("step_000007", "step_000004")
     assert (training.best, training.tau_step) == ("step_000004", 4)
+
+
+def choose_anew(run: RunDir) -> str:
+    """Have the training's record name the checkpoint that it did not choose; return its name."""
+    record = read_record(run.checkpoints, "train")
+    (other,) = {"step_000004", "step_000007"} - {record.report["best"]}
+    outputs = [run.checkpoints / other / name for name in ("model.safetensors", "config.json")]
+    rewritten = StageRecord(run.checkpoints, "train", record.fields)
+    rewritten.begin()
+    rewritten.finish(outputs, record.report | {"best": other})
+    return other
+
+
+def test_the_best_of_a_finished_training_is_what_its_record_says(run):
+    other = choose_anew(run)
+    assert look(run).stages[3].training.best == other
+
+
+def test_a_score_of_a_drafter_that_is_no_longer_chosen_is_outdated(run, capsys):
+    before = look(run).stages[4].tau
+    choose_anew(run)
+    status = look(run)
+    assert (status.state, states(status)["score"]) == ("partial", "outdated")
+    assert status.stages[4].tau == before, "shown, with what it is of"
+    text = shown(run, capsys, 0)
+    assert "score: measured another drafter than the one chosen now" in text
+    assert f"next: `paceline run --run {run.root}`" in text
+    assert "Nothing is left to do" not in text
+    assert main(["score", "--run", str(run.root)]) == 0
+    assert look(run).state == "finished"
+
+
+def test_methods_stand_by_their_budgets(run, capsys):
+    record = read_record(run.score, "score")
+    rewritten = StageRecord(run.score, "score", record.fields)
+    rewritten.begin()
+    numbers = {"ddtree-8": 1.2, "chain": 1.1, "ddtree-16": 1.3}
+    rewritten.finish([run.score / "result.json"], numbers)
+    assert "score: τ chain 1.100, ddtree-8 1.200, ddtree-16 1.300\n" in shown(run, capsys, 0)
+
+
+def test_commands_to_copy_hold_for_paths_with_spaces(run, tmp_path, capsys):
+    spaced = RunDir(tmp_path / "my runs" / "it's one")
+    shutil.copytree(run.root, spaced.root)
+    (spaced.score / "score.stage.json").unlink()
+    told = look(spaced).next.split("`")[1]
+    assert shlex.split(told) == ["paceline", "run", "--run", str(spaced.root)]
+
+
+def test_a_single_one_is_counted_in_the_singular(straight, tmp_path, capsys):
+    data = tmp_path / "rows.jsonl"
+    data.write_bytes((straight[0].parent / "train.jsonl").read_bytes() + b"{\n")
+    run = RunDir(tmp_path / "run")
+    arguments = ["prepare", str(straight[0]), "--run", str(run.root)]
+    assert main([*arguments, "--set", f"corpus.sources.0.path={data}"]) == 0
+    assert "prepare: set aside 1 row: 1 bad_json" in shown(run, capsys, 0)
 
 
 def test_a_directory_that_cannot_be_written_is_read(run, capsys):
@@ -508,7 +571,7 @@ JSON_KEYS = {
     "owner": "pid host since doing",
     "stage": "name state detail counts seconds heard pid host training tau report notes",
     "counts": "unit total done skipped redone failed quarantined tokens tokens_total rate eta",
-    "training": "step loss learning_rate tau tau_step checkpoints newest best",
+    "training": "step loss learning_rate tau tau_step checkpoints newest resumes_from best",
 }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from paceline.recipe.write import write_recipe
 from run_server import RunServer, ended, wait_for_event
 from tiny_run import tiny_project
 
+IDLE = "nothing was running; no temporary file is left. Go on with: paceline run "
 STOPPED = "stopped: no process and no temporary file of the run is left. Go on with: paceline run "
 OWNER = """
 import subprocess, sys, time
@@ -126,7 +128,7 @@ def test_kill_ends_what_does_not_end_by_itself(run, own, capsys):
     assert stop(run, "--grace", "0.2", "--kill") == 0
     assert process.wait() == -signal.SIGKILL
     out = capsys.readouterr().out
-    assert "not ended after 0.2 s: killing 1 processes.\n" in out
+    assert "not ended after 0.2 s: killing 1 process.\n" in out
     assert STOPPED in out
 
 
@@ -167,14 +169,45 @@ def test_nothing_running_is_said_and_leftovers_of_the_dead_are_removed(run, caps
     whole.mkdir()
     assert stop(run) == 0
     out = capsys.readouterr().out
-    assert f"nothing is running in {run.root}.\n" in out
     assert f"`paceline train` (process {dead} on {socket.gethostname()}) had ended" in out
     assert "removed features/unit-000003.safetensors" in out
     assert "removed checkpoints/step_000004.partial" in out
     assert not half.exists()
     assert not folder.exists()
     assert whole.exists()
-    assert out.endswith(f"{STOPPED}--run {run.root}\n")
+    assert out.endswith(f"{IDLE}--run {run.root}\n")
+    assert "stopped" not in out
+
+
+def test_the_command_to_go_on_with_holds_for_a_path_with_spaces(run, tmp_path, capsys):
+    spaced = run.root.rename(tmp_path / "my run")
+    assert main(["stop", str(spaced)]) == 0
+    told = capsys.readouterr().out.splitlines()[-1].partition("Go on with: ")[2]
+    assert shlex.split(told) == ["paceline", "run", "--run", str(spaced)]
+
+
+@pytest.mark.parametrize(
+    ("user", "mode", "hidden", "told"),
+    [
+        (1000, 0o755, 1, "note: 1 process of other users could not be looked into"),
+        (1000, 0o755, 3, "note: 3 processes of other users could not be looked into"),
+        (1000, 0o755, 0, None),
+        (1000, 0o700, 3, None),
+        (0, 0o755, 3, None),
+    ],
+)
+def test_hidden_processes_are_told_of_only_where_they_could_matter(
+    run, capsys, monkeypatch, user, mode, hidden, told
+):
+    for folder in (run.root, *run.root.iterdir()):
+        if folder.is_dir():
+            folder.chmod(mode)
+    monkeypatch.setattr("paceline.durable.processes.openers", lambda _: ({}, hidden))
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert stop(run) == 0
+    out = capsys.readouterr().out
+    assert ("note:" in out) == (told is not None)
+    assert (told or "") in out
 
 
 def test_features_on_another_disk_are_looked_at_too(run, tmp_path):
@@ -261,6 +294,11 @@ def test_where_open_files_cannot_be_seen_the_start_has_to_be_before_the_lock(run
     assert found is not None
     assert found.pid == process.pid
     assert processes.process_with(process.pid, since=now - 3600, file=run.root / LOCK) is None
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as innocent:
+        later = time.time() + 3600
+        assert processes.process_with(innocent.pid, since=later, file=run.root / LOCK) is None
+        innocent.kill()
+    assert processes.process_with(-1, since=now, file=run.root / LOCK) is None
 
 
 @pytest.mark.parametrize(
@@ -291,7 +329,7 @@ def test_it_loads_no_torch(run):
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert STOPPED in ran.stdout
+    assert IDLE in ran.stdout
 
 
 def _children(pid: int) -> list[int]:

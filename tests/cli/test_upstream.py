@@ -151,3 +151,50 @@ def test_a_score_of_another_recipe_is_never_mixed_in(run, finished, capsys):
     assert go("score", run, finished, "score.max_new_tokens=3") == 0
     result = json.loads((run.score / "result.json").read_bytes())
     assert {len(p["answer_ids"]) for p in result["prompts"]} == {3}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("chat_template.jinja", "<|im_start|>", "<|im_start|> ", "template: "),
+        (
+            "tokenizer.json",
+            '"a": 97,\n      "b": 98',
+            '"a": 98,\n      "b": 97',
+            "tokenizer: ",
+        ),
+        ("generation_config.json", '"eos_token_id": 257', '"eos_token_id": 258', "end_tokens.1: "),
+    ],
+)
+@pytest.mark.parametrize("stage", ["regenerate", "train", "score"])
+def test_a_target_that_renders_otherwise_now_is_refused(
+    finished, tmp_path, capsys, stage, file, old, new, said
+):
+    """Its weights are the same: only what `prepare` recorded tells."""
+    project = shutil.copytree(finished, tmp_path / "project")
+    shutil.rmtree(project / "run")
+    shutil.copytree(finished / "run", project / "run")
+    changed = project / "target" / file
+    text = changed.read_text()
+    assert old in text
+    changed.write_text(text.replace(old, new, 1))
+    recipe = json.loads((finished / "recipe.yaml").read_text())
+    recipe["target"]["path"] = str(project / "target")
+    (project / "recipe.yaml").write_text(json.dumps(recipe))
+    run = RunDir(project / "run")
+    before = contents(run)
+    assert main([stage, str(project / "recipe.yaml"), "--run", str(run.root)]) == 2
+    assert said in capsys.readouterr().err
+    assert contents(run) == before
+
+
+def test_a_conflict_with_a_later_stage_is_told_before_any_stage_begins(run, finished, capsys):
+    """The features are gone, and would take hours; the training that builds on them refuses."""
+    shutil.rmtree(run.features)
+    before = contents(run)
+    assert go("run", run, finished, "train.gamma=3") == 2
+    told = capsys.readouterr()
+    assert "train.gamma: 7.0 -> 3.0" in told.err
+    assert "--allow-change train.gamma" in told.err
+    assert "== prepare" not in told.out
+    assert contents(run) == before

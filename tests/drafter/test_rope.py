@@ -52,3 +52,15 @@ def test_pitfall_34_rope_of_every_kind_is_transformers_own(tmp_path, kind):
     )
     got = rotate(queries, Rope(config).tables(positions))
     torch.testing.assert_close(got, wanted[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pitfall_34_positions_are_not_rounded_in_a_narrow_drafter(tmp_path, dtype):
+    """Scored in its target's type, the drafter must turn by the angles it was trained with."""
+    rope = tiny_drafter(load_tiny_target(tmp_path)).rope
+    positions = torch.tensor([0, 300, 2000, 30000])
+    wanted = rope.tables(positions)
+    narrow = rope.to(dtype).half().to("cpu")
+    assert narrow.inverse_frequencies.dtype is torch.float32
+    for ours, theirs in zip(narrow.tables(positions), wanted, strict=True):
+        assert torch.equal(ours, theirs)

@@ -13,7 +13,7 @@ from paceline.drafter.build import drafter_config
 from paceline.drafter.checkpoint import save_drafter
 from paceline.drafter.dflash import DFlash
 from paceline.drafter.vocabulary import DraftVocabulary
-from paceline.drafter.warm_start import read_source, start_from, warm_config
+from paceline.drafter.warm_start import check_source, read_source, start_from, warm_config
 from paceline.durable.errors import RecipeError, ShardDamaged, UserError
 from paceline.recipe.fingerprint import digest_file
 from paceline.recipe.schema import DrafterRecipe
@@ -212,18 +212,21 @@ def test_a_damaged_source_is_refused(source, tmp_path, name, harm):
     else:
         data[-3] ^= 4
         path.write_bytes(b"" if harm == "empty" else data)
-    with pytest.raises(ShardDamaged, match=name.replace(".", r"\.")):
-        read_source(tmp_path)
+    for read in (read_source, check_source):
+        with pytest.raises(ShardDamaged, match=name.replace(".", r"\.")):
+            read(tmp_path)
 
 
 def test_a_source_without_checksums_is_judged_by_its_tensors(source, tmp_path):
     save_drafter(read_source(source), tmp_path)
     assert read_source(tmp_path).config == read_source(source).config
+    assert check_source(tmp_path) == check_source(source) == read_source(source).config
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ShardDamaged, match="cannot be read"):
-        read_source(tmp_path)
-    with pytest.raises(UserError, match="no drafter here"):
-        read_source(tmp_path / "nowhere")
+    for read in (read_source, check_source):
+        with pytest.raises(ShardDamaged, match="cannot be read"):
+            read(tmp_path)
+        with pytest.raises(UserError, match="no drafter here"):
+            read(tmp_path / "nowhere")
 
 
 def test_a_field_that_may_differ_is_one_that_exists(target):

@@ -50,6 +50,21 @@ def test_a_torn_tail_is_cut_durably_and_appending_goes_on(tmp_path, lost):
     assert path.read_bytes() == data
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_journal_that_was_removed_takes_no_more_records(tmp_path, replaced):
+    """Its folder may be another command's by now."""
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append(RECORDS[0])
+        path.unlink()
+        if replaced:
+            written(path, RECORDS[1:2])
+        before = path.read_bytes() if replaced else None
+        with pytest.raises(IntegrityError, match="removed or replaced while this command ran"):
+            journal.append(RECORDS[1])
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
 def test_a_tail_of_several_torn_lines_is_cut(tmp_path):
     path = tmp_path / "journal.jsonl"
     data = written(path)

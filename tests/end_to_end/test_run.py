@@ -90,7 +90,7 @@ def test_a_changed_recipe_is_refused_field_by_field(folder, done):
     assert again.returncode == 2
     assert "train.gamma: 2.0 -> 3.0" in again.stderr
     assert "Two ways out" in again.stderr
-    assert "nothing to do" in again.stdout, "the stages before it are not touched"
+    assert "== prepare" not in again.stdout, "it is said before any stage begins"
 
 
 def test_a_corpus_with_answers_needs_no_regeneration(folder):

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from fixtures_chatml import byte_chatml
 from paceline.objective.blocks import (
@@ -154,3 +155,19 @@ def test_rows_of_logits_that_exist_are_limited_by_their_number(monkeypatch):
             chunk=250,
         )
     assert seen == [200, 200, 100, 1000, 1000, 1000, 1000, 1000]
+
+
+def test_memory_is_that_of_one_chunk():
+    """Counted by the allocator: tensors alive at once beyond the inputs."""
+    rows, vocab, chunk = 64, 5000, 20000
+    hidden = torch.randn(rows, 8, requires_grad=True)
+    lm_head = torch.randn(vocab, 8)
+    labels = torch.zeros(rows, dtype=torch.int64)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        cross_entropy(hidden, lm_head, labels, torch.ones(rows), chunk=chunk)
+    held = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    assert 4 * chunk <= peak <= 1.2 * 4 * chunk

@@ -56,6 +56,15 @@ def test_shares_that_fill_the_run_or_do_not_count_are_possible(shares):
     check_recipe(recipe_with(train=shares))
 
 
+def test_a_share_out_of_bounds_is_one_problem_only():
+    """That the shares are then more than the run only follows from it."""
+    for share in ({"decay_ratio": 1.5}, {"decay_ratio": 0.9, "warmup_ratio": 1.5}):
+        with pytest.raises(RecipeError) as found:
+            check_recipe(recipe_with(train={"schedule": "wsd", **share}))
+        (problem,) = str(found.value).splitlines()
+        assert "1.5 is impossible" in problem
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -119,3 +119,36 @@ def test_beginning_removes_what_dead_processes_left(tmp_path):
     dead.write_bytes(b"half")
     assert StageRecord(tmp_path, "train", FIELDS).begin() == [dead.name]
     assert not dead.exists()
+
+
+def test_an_unfinished_stage_of_which_nothing_stands_binds_nobody(tmp_path):
+    StageRecord(tmp_path, "train", FIELDS).begin()
+    other = FIELDS | {"corpus.seed": 3}
+    with pytest.raises(RecipeChanged):
+        StageRecord(tmp_path, "train", other).is_done()
+    free = StageRecord(tmp_path, "train", other, binds=False)
+    assert not free.is_done()
+    free.begin()
+    assert read_record(tmp_path, "train").fields == other
+
+
+def test_a_finished_stage_binds_all_the_same(tmp_path):
+    finished(tmp_path)
+    with pytest.raises(RecipeChanged):
+        StageRecord(tmp_path, "train", FIELDS | {"corpus.seed": 3}, binds=False).is_done()
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_record_that_was_removed_is_not_finished(tmp_path, begun_anew):
+    """Somebody removed the folder while the stage worked, and another run may be in it."""
+    record = StageRecord(tmp_path, "train", FIELDS)
+    record.begin()
+    record.require_claim()
+    (tmp_path / "train.stage.json").unlink()
+    if begun_anew:
+        StageRecord(tmp_path, "train", FIELDS).begin()
+    output = tmp_path / "output"
+    output.write_text("x")
+    with pytest.raises(IntegrityError, match="removed or replaced while this command ran"):
+        record.finish([output], {})
+    assert (tmp_path / "train.stage.json").exists() == begun_anew

@@ -6,11 +6,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from paceline.durable.errors import IntegrityError
 from paceline.recipe import schema
 from paceline.recipe.convert import known_keys
 from paceline.recipe.load import load_recipe, resolve_paths
 from paceline.recipe.schema import CorpusRecipe, DrafterRecipe, Recipe, SourceRecipe
-from paceline.recipe.write import field_docs, recipe_yaml, template, write_recipe
+from paceline.recipe.write import (
+    RUN_MARK,
+    check_run_recipe,
+    field_docs,
+    recipe_yaml,
+    template,
+    write_recipe,
+)
 
 SECTIONS = [
     kind
@@ -125,3 +133,17 @@ def test_the_template_has_each_doc_above_its_key():
     assert text.count("# Read at most this many rows.") == 1
     assert max(map(len, lines)) <= 100
     assert "\n\n\n" not in text
+
+
+def test_the_recipe_of_a_run_proves_itself(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    write_recipe(Recipe(name="one"), path)
+    check_run_recipe(path)
+    whole = path.read_bytes()
+    for place in range(len(RUN_MARK), len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        if path.read_bytes().startswith((RUN_MARK + "# CRC64NVME of all below: ").encode()):
+            with pytest.raises(IntegrityError, match="damaged, or edited by hand"):
+                check_run_recipe(path)
+    path.write_bytes(RUN_MARK.encode() + whole.split(b"\n", 2)[2])
+    check_run_recipe(path)  # of an older Paceline, without a checksum

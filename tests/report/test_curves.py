@@ -53,7 +53,6 @@ def test_time_between_two_starts_is_no_work(tmp_path):
     write(tmp_path, {"kind": "failed", "t": 950.5, "pid": 2, "error": "no room"}, name="score")
     time = read_events(tmp_path, ("train", "score")).times["score"]
     assert (time.started, time.ended, time.seconds) == (100.0, 950.5, 80.5)
-    assert (time.ending, time.error) == ("failed", "no room")
 
 
 def test_a_torn_end_is_waited_for_and_a_bad_line_is_counted(tmp_path):

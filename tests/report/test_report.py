@@ -19,9 +19,11 @@ from paceline.cli.main import main
 from paceline.durable.errors import IntegrityError, UserError
 from paceline.durable.owner import owned
 from paceline.recipe.run_dir import RunDir
+from paceline.recipe.stage import StageRecord, read_record
 from paceline.report.collect import collect
 from paceline.report.text import sample_text
 from paceline.report.write import is_current, write_report
+from paceline.status import run_status
 from report_pages import HOSTILE, Page, page_of, report_project
 
 SECTIONS = {
@@ -79,7 +81,7 @@ def test_a_finished_run_has_every_section_and_chart(finished):
     assert {*page.figures} == {
         "tau", "reached", "kept", "loss", "learning-rate", "gradient-norm", "simulated",
     }  # fmt: skip
-    assert "complete" in page.words
+    assert re.search(r"finished\s+20", page.words), "the state, and when it was at work"
     for missing in ("Not measured", "Not prepared", "Not answered", "No step"):
         assert missing not in page.words
 
@@ -287,7 +289,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(copy):
     (copy / "recipe.yaml").write_text("name: [broken\n<b>")
     page = page_of(write_report(RunDir(copy)))
     assert "events/train.jsonl: 2 lines cannot be read" in page.words
-    assert "corpus/quarantine.jsonl: 1 lines cannot be read" in page.words
+    assert "corpus/quarantine.jsonl: 1 line cannot be read" in page.words
     assert "The recipe cannot be understood" in page.words
     assert "<b>" in page.words
     assert "1 × bad_json" in page.words
@@ -315,7 +317,7 @@ def test_how_an_unfinished_run_ended_is_said(copy, ending):
     lock = {"pid": 2**22 + 1, "host": os.uname().nodename, "since": 1.0, "doing": "paceline run"}
     (copy / "owner.lock").write_text(json.dumps(lock))
     words = page_of(write_report(RunDir(copy))).words
-    assert (ending or "died") in words
+    assert (f"{ending} in score" if ending else "died before score") in words
     assert ("x < y" in words) == bool(ending)
     assert record["stage"] == "score"
 
@@ -323,7 +325,79 @@ def test_how_an_unfinished_run_ended_is_said(copy, ending):
 def test_a_run_at_work_says_so(copy):
     with owned(copy, "paceline train"):
         words = page_of(write_report(RunDir(copy))).words
-    assert re.search(r"at work\s+paceline train since 2", words)
+    assert re.search(r"running\s+paceline train since 2", words)
+
+
+def test_the_page_has_the_words_of_status(copy, capsys):
+    (copy / "features" / "extract.stage.json").unlink()
+    assert main(["train", "--run", str(copy)]) == 2
+    shutil.rmtree(copy / "corpus")
+    page = page_of(write_report(RunDir(copy)))
+    status = run_status(copy)
+    for stage in status.stages:
+        assert re.search(rf"\n{stage.name}{stage.state}", page.words), stage
+    assert re.search(rf"{status.state} (in|before) |{status.state} .* has not begun", page.words)
+
+
+def test_a_score_of_another_drafter_is_said_to_be_outdated(copy):
+    record = read_record(copy / "score", "score")
+    rewritten = StageRecord(copy / "score", "score", record.fields | {"drafter": "another"},
+                            allowed=["drafter"])  # fmt: skip
+    rewritten.begin()
+    rewritten.finish([copy / "score" / "result.json"], record.report)
+    words = page_of(write_report(RunDir(copy))).words
+    assert "The score that is shown measured another drafter than the one chosen now." in words
+    assert "score is outdated" in words
+
+
+def test_where_nothing_is_held_out_the_page_says_what_the_prompts_are(copy, finished):
+    assert "held-out prompts" in finished.page.words
+    assert "also chose the checkpoint" not in finished.page.words
+    record = read_record(copy / "corpus", "prepare")
+    outputs = [copy / "corpus" / name for name in record.outputs]
+    samples = record.report["samples"] | {"heldout": 0}
+    rewritten = StageRecord(copy / "corpus", "prepare", record.fields)
+    rewritten.begin()
+    rewritten.finish(outputs, record.report | {"samples": samples})
+    words = page_of(write_report(RunDir(copy))).words
+    assert "over 3 validation prompts, which also chose the checkpoint" in words
+    assert "they are validation prompts, which also chose the checkpoint" in words
+    assert "How validation answers came about" in words
+    assert "held-out" not in words
+
+
+def test_it_says_by_what_the_shown_prompts_are_chosen(finished):
+    text = sample_text(collect(RunDir(finished.run)))
+    assert text.method in ("ddtree-64", "ddtree-256")
+    assert f"prompts of median, best and worst τ of {text.method}" in finished.page.words
+    assert f"The median prompt, by the τ of {text.method}" in finished.page.words
+
+
+def test_an_interval_of_a_single_prompt_is_a_dash(copy):
+    (copy / "score" / "score.stage.json").unlink()
+    result = json.loads((copy / "score" / "result.json").read_text())
+    for pooled in result["pooled"].values():
+        pooled["tau_interval"] = [pooled["tau"]] * 2
+    for found in result["datasets"].values():
+        for pooled in found.values():
+            pooled["tau_interval"] = [pooled["tau"]] * 2
+    (copy / "score" / "result.json").write_text(json.dumps(result))
+    page = page_of(write_report(RunDir(copy)))
+    assert not re.search(r"\d\.\d+ to \d", page.words)
+    (label,) = (g["aria-label"] for _, g in page.tags if g.get("id") == "chart-tau")
+    assert "95 %" not in label
+    dots = page.figures["tau"]["data"][-1]
+    assert not any("customdata" in template for template in dots["hovertemplate"])
+
+
+def test_methods_stand_by_their_budgets(copy):
+    (copy / "score" / "score.stage.json").unlink()
+    result = json.loads((copy / "score" / "result.json").read_text())
+    result["pooled"] = dict(sorted(result["pooled"].items(), reverse=True))
+    (copy / "score" / "result.json").write_text(json.dumps(result))
+    words = page_of(write_report(RunDir(copy))).words
+    rows = re.findall(r"\n(chain|ddtree-\d+)(?:decoded|walk)", words)
+    assert rows == ["chain", "ddtree-64", "ddtree-256"]
 
 
 def test_a_report_that_cannot_be_written_is_not_done(copy, finished, capsys):

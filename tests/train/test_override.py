@@ -108,8 +108,11 @@ def test_t_74_an_allowed_change_goes_on_and_is_recorded(fresh_run, monkeypatch, 
     made = read_record(run_dir.checkpoints, "train")
     lower = changed(recipe, learning_rate=5e-4, betas=(0.9, 0.99))
     keys = ("train.learning_rate", "train.betas")
-    with pytest.raises(RecipeChanged, match=r"train\.betas\.1: 0\.95 -> 0\.99"):
+    with pytest.raises(RecipeChanged, match=r"train\.betas\.1: 0\.95 -> 0\.99") as raised:
         stage.run(lower, run_dir, allow_change=keys[:1])
+    assert "train.learning_rate:" not in str(raised.value), "that one is allowed"
+    needed = "`--allow-change train.learning_rate --allow-change train.betas`"
+    assert needed in str(raised.value), "and still has to be said"
     report = stage.run(lower, run_dir, allow_change=keys)
     assert report.numbers["samples"] == 40
     record = read_record(run_dir.checkpoints, "train")
@@ -152,9 +155,9 @@ def require_train(recipe: Recipe, run_dir: RunDir) -> None:
 
         record = read_record(run_dir.checkpoints, "train")
         assert record is not None
-        upstream._refuse_change(
-            "score", run_dir.checkpoints, record, upstream._asked(recipe, record)
-        )
+        keys, rows = upstream._changed(record, upstream._asked(recipe, record))
+        if keys:
+            raise RecipeChanged(rows) from error
 
 
 def test_a_checkpoint_from_before_the_change_is_still_this_runs_and_only_this_ones(

@@ -5,12 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.drafter.checkpoint import load_drafter
-from paceline.durable.errors import RecipeChanged, RecipeError, ShardDamaged
+from paceline.drafter import warm_start
+from paceline.drafter.checkpoint import load_drafter, save_drafter
+from paceline.drafter.dflash import DFlash
+from paceline.drafter.vocabulary import DraftVocabulary
+from paceline.durable.errors import Interrupted, RecipeChanged, RecipeError, ShardDamaged
 from paceline.train import stage
 from paceline.train.checkpoint import read_state
 from paceline.train.start import check_warm_start
-from training_runs import events
+from tiny_models import IM_END
+from training_runs import events, stop_after
 
 
 @pytest.fixture
@@ -105,3 +109,53 @@ def test_another_source_is_another_training(trained, fresh_run, tmp_path):
         stage.run(warm(recipe, other), run_dir)
     with pytest.raises(RecipeChanged, match=r"warm_start\.weights"):
         stage.run(recipe, run_dir)
+
+
+def test_end_tokens_that_the_source_cannot_propose_are_warned_of(
+    trained, fresh_run, tmp_path, caplog
+):
+    recipe, folder = trained
+    old = load_drafter(folder)
+    assert IM_END in old.vocabulary.ids.tolist()
+    ids = [i for i in range(256) if i not in old.vocabulary.ids.tolist()][:1]
+    ids += [i for i in old.vocabulary.ids.tolist() if i != IM_END]
+    other = DFlash(old.config, DraftVocabulary.of(ids, old.config.vocab_size))
+    weights = {k: v for k, v in old.state_dict().items() if k not in ("d2t", "t2d")}
+    other.load_state_dict(weights, strict=False)
+    save_drafter(other, tmp_path / "source")
+    _, run_dir = fresh_run()
+    caplog.clear()
+    stage.run(warm(recipe, tmp_path / "source"), run_dir)
+    (told,) = [r for r in caplog.records if "end token" in r.getMessage()]
+    assert told.levelname == "WARNING"
+    assert told.getMessage().startswith(
+        f"the draft vocabulary lacks the end token {IM_END} of this target: the last round of "
+        "every answer that ends with it is lost."
+    )
+    caplog.clear()
+    _, run_dir = fresh_run()
+    stage.run(warm(recipe, folder), run_dir)
+    assert "end token" not in caplog.text
+
+
+def test_the_weights_of_the_source_are_loaded_once_and_only_for_the_first_step(
+    trained, fresh_run, monkeypatch
+):
+    recipe, folder = trained
+    loaded = []
+
+    def load(path, **keywords):
+        loaded.append(path)
+        return load_drafter(path, **keywords)
+
+    monkeypatch.setattr(warm_start, "load_drafter", load)
+    _, run_dir = fresh_run()
+    assert check_warm_start(warm(recipe, folder)) == ()
+    assert not loaded
+    undo = stop_after(monkeypatch, 3)
+    with pytest.raises(Interrupted):
+        stage.run(warm(recipe, folder), run_dir)
+    undo()
+    assert loaded == [folder]
+    stage.run(warm(recipe, folder), run_dir)
+    assert loaded == [folder]

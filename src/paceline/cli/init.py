@@ -31,6 +31,7 @@ from paceline.recipe.schema import (
 from paceline.recipe.write import template
 from paceline.target.folder import ModelFolder
 from paceline.target.taps import default_taps
+from paceline.watch.words import command_line, counted
 
 _LOOKED_AT = 20
 """Rows of each file that are read to see whether its form is known."""
@@ -88,15 +89,17 @@ def run(args: Args) -> int:
         _check_form(Path(source.path))
     recipe = suggest(ModelFolder(args.target), sources, has_cuda=Path("/dev/nvidia0").exists())
     check_recipe(recipe)
+    command = command_line("paceline", "run", args.out)
     text = (
-        f"# A recipe for Paceline. To run it: paceline run {args.out}\n"
+        f"# A recipe for Paceline. To run it: {command}\n"
         "# Relative paths are relative to the folder that the command runs in.\n\n"
     )
     write_atomic(args.out, (text + template(recipe)).encode())
-    say(f"wrote {args.out}: blocks of {recipe.drafter.block_size}, {recipe.drafter.layers} layers")
+    layers = counted(recipe.drafter.layers, "layer")
+    say(f"wrote {args.out}: blocks of {recipe.drafter.block_size}, {layers}")
     for note in notes(recipe):
         say(f"note: {note}")
-    say(f"next: paceline run {args.out}")
+    say(f"next: {command}")
     return 0
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from paceline import __version__
 from paceline.durable.errors import Interrupted, PacelineError, storage_refused
@@ -51,6 +52,9 @@ Exit codes: 0 all done, 1 something failed, 2 what was asked for is impossible, 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # A stream that the caller closed (`>&-`) is None, and nobody reads what goes there.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that lacks a character must not end a run of hours.

@@ -10,15 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from paceline.cli.terminal import duration, header, say
-from paceline.durable.errors import DataError, RecipeError, UserError
+from paceline.durable.errors import (
+    DataError,
+    IntegrityError,
+    RecipeError,
+    TargetError,
+    UserError,
+)
 from paceline.durable.owner import Owner, owned
-from paceline.pipeline import run_stage
+from paceline.pipeline import STAGES, run_stage
 from paceline.recipe.check import check_paths, check_recipe
 from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.training import require_changeable
-from paceline.recipe.write import is_by_hand, is_run, recipe_yaml, write_recipe
+from paceline.recipe.write import adopt_recipe, check_run_recipe, is_by_hand, is_run
+from paceline.upstream import require_agreement
+from paceline.watch.words import command_line
 
 if TYPE_CHECKING:
     from paceline.recipe.stage import Report
@@ -71,6 +79,8 @@ def train_options(args: TrainArgs) -> dict[str, Any]:
     Raises RecipeError for a key that cannot change in the middle of one.
     """
     require_changeable(args.allow_change)
+    if args.resume_from == "":
+        raise UserError("--resume-from: empty. Name a checkpoint, such as step_000600.")
     options = {"resume_from": args.resume_from, "allow_change": args.allow_change}
     return {name: value for name, value in options.items() if value}
 
@@ -91,13 +101,16 @@ def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
         if not path.is_file():
             raise UserError(
                 f"{args.run} has no recipe.yaml yet. Give a recipe: "
-                f"`paceline {command} recipe.yaml --run {args.run}`."
+                f"`{command_line('paceline', command, 'recipe.yaml', '--run', args.run)}`."
             )
+        if is_run(args.run):
+            check_run_recipe(path)
     try:
         recipe = load_recipe(path, args.overrides)
         check_recipe(recipe)
         # Later stages read what the ones before made of a file: they do not need it itself.
         check_paths(recipe, sources=command in ("run", "prepare"), drafter=command != "score")
+        _check_draft_vocab(recipe)
     except RecipeError as error:
         problems = str(error).splitlines()
         if len(problems) == 1:
@@ -107,6 +120,23 @@ def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
     return recipe, RunDir(args.run or Path("runs") / recipe.name)
 
 
+def _check_draft_vocab(recipe: Recipe) -> None:
+    size = recipe.drafter.draft_vocab
+    if size is None:
+        return
+    from paceline.target.folder import ModelFolder
+
+    try:
+        whole = ModelFolder(Path(recipe.target.path)).get("vocab_size")
+    except TargetError:
+        return  # The first stage that reads the target says what is wrong with it.
+    if size > whole:
+        raise RecipeError(
+            f"drafter.draft_vocab: {size} is more than the target's {whole} tokens. Lower it, or "
+            "give null for all of them."
+        )
+
+
 def run_stages(
     names: Sequence[str], recipe: Recipe, run_dir: RunDir, train: Mapping[str, Any] | None = None
 ) -> int:
@@ -114,15 +144,21 @@ def run_stages(
 
     `train` are the training's options.
 
-    The recipe in the run directory is replaced by a changed one only when every stage has taken
-    the change: until then artefacts of the old one stand there.
+    A stage that begins its work puts the recipe into the run directory, and so does the end of all
+    stages. One that finds nothing to do, or refuses, leaves the recipe that is there.
     """
     _refuse_other_folders(run_dir)
+    _require_devices(names, recipe)
     try:
         with owned(run_dir.root, f"paceline {names[0] if len(names) == 1 else 'run'}") as died:
             _tell_takeover(died)
             return _run_stages(names, recipe, run_dir, train or {})
     except (NotADirectoryError, FileExistsError) as error:
+        if error.filename is None or Path(error.filename) not in (
+            run_dir.root,
+            *run_dir.root.parents,
+        ):
+            raise
         raise UserError(
             f"{run_dir.root}: cannot be the run directory ({error.strerror}). "
             "Choose another with `--run DIR`."
@@ -143,6 +179,24 @@ def _refuse_other_folders(run_dir: RunDir) -> None:
         )
 
 
+def _require_devices(names: Sequence[str], recipe: Recipe) -> None:
+    """Say before the hours of the first stages that a later one's device is not there."""
+    keys = {"train.device": recipe.train.device} if "train" in names else {}
+    if {"regenerate", "extract", "score"} & set(names):
+        keys["target.device"] = recipe.target.device
+    for key, device in keys.items():
+        if device == "cpu":
+            continue
+        import torch
+
+        there = torch.cuda.device_count()
+        if int(device.partition(":")[2] or 0) >= there:
+            raise RecipeError(
+                f"{key}: {device} is not there: torch {torch.__version__} sees {there} CUDA "
+                "devices. Give cpu, or install a torch for this machine's GPU."
+            )
+
+
 def _tell_takeover(died: Owner | None) -> None:
     if died is not None:
         _log.info(
@@ -154,7 +208,10 @@ def _tell_takeover(died: Owner | None) -> None:
 def _run_stages(
     names: Sequence[str], recipe: Recipe, run_dir: RunDir, train: Mapping[str, Any]
 ) -> int:
-    is_new = _keep_recipe(recipe, run_dir)
+    if not _has_recipe(run_dir):
+        adopt_recipe(recipe, run_dir)
+    if len(names) > 1:
+        require_agreement(recipe, run_dir, allowed=train.get("allow_change", ()))
     undone: list[str] = []
     for name in names:
         header(name)
@@ -164,12 +221,21 @@ def _run_stages(
         if name == "prepare" and "score" in names:
             _require_something_to_score(report)
         undone += [f"{name}: {sentence}" for sentence in report.undone]
-    if is_new:
-        write_recipe(recipe, run_dir.recipe)
+    if len(names) == len(STAGES):
+        adopt_recipe(recipe, run_dir)
     if undone:
         say("not done: " + "\nnot done: ".join(undone))
         return 1
     return 0
+
+
+def _has_recipe(run_dir: RunDir) -> bool:
+    """Whether the run has a recipe, as it was written."""
+    try:
+        check_run_recipe(run_dir.recipe)
+    except (OSError, IntegrityError):
+        return False
+    return is_run(run_dir.root)
 
 
 def _require_something_to_score(report: "Report") -> None:
@@ -182,17 +248,6 @@ def _require_something_to_score(report: "Report") -> None:
             "corpus.validation_fraction or give such a source, with a new run directory "
             "(`--run DIR`)."
         )
-
-
-def _keep_recipe(recipe: Recipe, run_dir: RunDir) -> bool:
-    """Write the recipe into a run that has none; whether the run has a different one."""
-    if not run_dir.recipe.exists():
-        write_recipe(recipe, run_dir.recipe)
-        return False
-    is_new = run_dir.recipe.read_bytes() != recipe_yaml(recipe).encode()
-    if is_new:
-        _log.info("the recipe differs from %s; a stage that it changes refuses", run_dir.recipe)
-    return is_new
 
 
 def _tell(report: "Report", seconds: float) -> None:

@@ -13,18 +13,20 @@ import tyro
 from paceline.cli.terminal import say
 from paceline.stage_status import StageStatus, Training
 from paceline.status import RunStatus, run_status
+from paceline.watch.words import counted, named, ordered
 
 _WIDTH = 100
 
 _GOOD = ("running", "finished", "partial", "empty")
 
-_COLUMNS = ("stage", "state", "done", "tokens", "rate", "left", "took", "heard")
+_COLUMNS = ("stage", "state", "done", "tokens", "rate", "left", "last ran", "heard")
 _LEFT = 2
 """Columns of text; the others are numbers, aligned to the right."""
 
 _STYLES = {
     "running": "bold cyan",
     "finished": "green",
+    "outdated": "yellow",
     "pending": "dim",
     "off": "dim",
     "interrupted": "yellow",
@@ -37,13 +39,17 @@ _TENTHS_BELOW = 10
 
 _SPANS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
 
-_PIECES = {"extract": "shards", "regenerate": "groups", "train": "checkpoints"}
+_PIECES = {"extract": "shard", "regenerate": "group", "train": "checkpoint"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args:
     """Says how a run stands: what is done, redone, left out, how long it takes, whether it died,
     and what to do next. It answers at any time, also while a command is at work there.
+
+    Columns: done, rows, prompts or samples, of how many; tokens, of what is done; rate, tokens per
+    second of the last process that worked on the stage; left, the time left at that rate; last ran,
+    how long that process was at work, earlier ones not counted; heard, its last sign of life.
 
     Reads: the run directory: records, the ends of `events/`, names and states of checkpoints. That
     the outputs hold what was written, only the stages check.
@@ -108,18 +114,19 @@ def _title(status: RunStatus) -> str:
 def _row(stage: StageStatus, now: float) -> tuple[str, ...]:
     counts = stage.counts
     heard = "" if stage.heard is None else f"{span(now - stage.heard)} ago"
-    took = "" if stage.seconds is None else span(stage.seconds)
+    ran = "" if stage.seconds is None else span(stage.seconds)
     if counts is None:
-        return (stage.name, stage.state, "", "", "", "", took, heard)
+        return (stage.name, stage.state, "", "", "", "", ran, heard)
     total = "" if counts.total is None else f" of {number(counts.total)}"
+    last = counts.done if counts.total is None else counts.total
     return (
         stage.name,
         stage.state,
-        f"{number(counts.done)}{total} {counts.unit}",
+        f"{number(counts.done)}{total} {named(last, _one(counts.unit))}",
         number(counts.tokens) if counts.tokens else "",
         "" if counts.rate is None else f"{number(counts.rate)}/s",
         "" if counts.eta is None else span(counts.eta),
-        took,
+        ran,
         heard,
     )
 
@@ -151,18 +158,18 @@ def _lines(stage: StageStatus) -> Iterator[str]:
     """What does not fit into the table."""
     counts = stage.counts
     if counts is not None:
+        unit = _one(counts.unit)
         if counts.skipped:
-            yield f"{stage.name}: {counts.skipped:,} {counts.unit} were done by earlier runs"
+            were = "was" if counts.skipped == 1 else "were"
+            yield f"{stage.name}: {counted(counts.skipped, unit)} {were} done by earlier runs"
         if counts.redone:
-            pieces = _PIECES.get(stage.name, "pieces")
-            yield f"{stage.name}: redone {_sum(counts.redone)} {pieces}: {_split(counts.redone)}"
+            pieces = counted(sum(counts.redone.values()), _PIECES.get(stage.name, "piece"))
+            yield f"{stage.name}: redone {pieces}: {_split(counts.redone)}"
         if counts.failed:
-            yield f"{stage.name}: {counts.failed:,} {counts.unit} failed"
+            yield f"{stage.name}: {counted(counts.failed, unit)} failed"
         if counts.quarantined:
-            yield (
-                f"{stage.name}: set aside {_sum(counts.quarantined)} {counts.unit}: "
-                f"{_split(counts.quarantined)}"
-            )
+            aside = counted(sum(counts.quarantined.values()), unit)
+            yield f"{stage.name}: set aside {aside}: {_split(counts.quarantined)}"
     if stage.training is not None:
         yield from _training_lines(stage.training)
     if stage.tau:
@@ -188,7 +195,7 @@ def _training_lines(training: Training) -> Iterator[str]:
     if training.checkpoints:
         kept = ", ".join(training.checkpoints[-_NAMED:])
         count = len(training.checkpoints)
-        more = f"{count} checkpoints, the last" if count > _NAMED else "checkpoints"
+        more = f"{count} checkpoints, the last" if count > _NAMED else named(count, "checkpoint")
         yield f"train: {more} {kept}; best {training.best}"
 
 
@@ -205,11 +212,12 @@ def _wrapped(text: str) -> str:
 
 
 def _taus(tau: Mapping[str, float]) -> str:
-    return ", ".join(f"{method} {value:.3f}" for method, value in tau.items())
+    return ", ".join(f"{method} {tau[method]:.3f}" for method in ordered(tau))
 
 
-def _sum(counts: Mapping[str, int]) -> str:
-    return f"{sum(counts.values()):,}"
+def _one(unit: str) -> str:
+    """The singular of a unit of counts, which are regular nouns in the plural."""
+    return unit.removesuffix("s")
 
 
 def _split(counts: Mapping[str, int]) -> str:

@@ -21,6 +21,7 @@ from paceline.durable.fs import PARTIAL, REAL_FS
 from paceline.durable.owner import LOCK, Owner, holder, owned
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.write import is_run
+from paceline.watch.words import command_line, counted
 
 if TYPE_CHECKING:
     import psutil
@@ -65,19 +66,19 @@ def run(args: Args) -> int:
     _check(args)
     found = _find(root)
     family: set[psutil.Process] = set()
-    if found is None:
-        say(f"nothing is running in {root}.")
-    else:
+    if found is not None:
         family = _end(*found, args)
     with owned(root, "paceline stop") as died:
         if died is not None and (found is None or died.pid != found[0].pid):
             say(f"`{died.doing}` (process {died.pid} on {died.host}) had ended without a word.")
         _prove(root, family)
-    recipe = "" if is_run(root) else "RECIPE.yaml "
-    say(
-        "stopped: no process and no temporary file of the run is left. "
-        f"Go on with: paceline run {recipe}--run {root}"
+    done = (
+        "nothing was running; no temporary file is left."
+        if found is None
+        else "stopped: no process and no temporary file of the run is left."
     )
+    recipe = () if is_run(root) else ("RECIPE.yaml",)
+    say(f"{done} Go on with: {command_line('paceline', 'run', *recipe, '--run', root)}")
     return 0
 
 
@@ -146,7 +147,7 @@ def _end(owner: Owner, process: "psutil.Process", args: Args) -> "set[psutil.Pro
         time.sleep(min(_LOOK_EVERY, args.grace))
         family |= descendants(process)
     if left and args.kill:
-        say(f"not ended after {duration(args.grace)}: killing {len(left)} processes.")
+        say(f"not ended after {duration(args.grace)}: killing {counted(len(left), 'process')}.")
         # The owner first: it would only tell of its workers' deaths, or start others.
         for member in sorted(left, key=lambda member: member != process):
             _signal(member, signal.SIGKILL)
@@ -227,8 +228,9 @@ def _prove(root: Path, family: "set[psutil.Process]") -> None:
             else:
                 REAL_FS.unlink(path)
             say(f"removed {name}, left half-written by a process that is dead.")
-    if hidden:
-        say(f"note: {hidden} processes of other users could not be looked into.")
+    if hidden and _is_open_to_others(folders):
+        others = counted(hidden, "process")
+        say(f"note: {others} of other users could not be looked into for files of this run.")
     if left:
         raise PacelineError(f"{root}: not everything is gone: {'; '.join(left)}.")
 
@@ -237,6 +239,12 @@ def _folders(root: Path) -> list[Path]:
     """The run directory and what its entries may be links to, each without links in it."""
     places = {root.resolve(), *(path.resolve() for path in root.iterdir() if path.is_dir())}
     return sorted(place for place in places if not any(above in places for above in place.parents))
+
+
+def _is_open_to_others(folders: list[Path]) -> bool:
+    """Whether another user could have files below open, unseen by this one."""
+    # Root sees everyone's: what stays hidden from it is the kernel's, or of another container.
+    return os.geteuid() != 0 and any(folder.stat().st_mode & 0o077 for folder in folders)
 
 
 def _partials(folders: list[Path]) -> Iterator[Path]:

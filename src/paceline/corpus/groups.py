@@ -90,6 +90,11 @@ class AnswerStore:
         self._journal = Journal(folder / "regenerate.journal")
         remove_dead_partials(self._folder)
 
+    @staticmethod
+    def holds_any(folder: Path) -> bool:
+        """Whether any answers lie there, whatever made them."""
+        return any((folder / "answers").glob("group-*.jsonl"))
+
     def path(self, group: Group) -> Path:
         """Where the group's answers lie."""
         return self._folder / f"group-{group.number:05d}.jsonl"

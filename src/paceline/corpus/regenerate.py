@@ -19,6 +19,7 @@ from paceline.recipe.fingerprint import Fields, digest_file, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe, RegenerateRecipe, TargetRecipe
 from paceline.recipe.stage import Report, StageRecord
+from paceline.recipe.write import adopt_recipe
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.types import Sample
 from paceline.types.sample import encode_sample
@@ -67,7 +68,12 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
         ends=renderer.end.ids | frozenset(spec.eos_token_ids),
         max_length=min(recipe.corpus.max_length, spec.max_position),
     )
-    record = StageRecord(run_dir.corpus, "regenerate", _fields(recipe, job, spec))
+    record = StageRecord(
+        run_dir.corpus,
+        "regenerate",
+        _fields(recipe, job, spec),
+        binds=AnswerStore.holds_any(run_dir.corpus),
+    )
     if record.is_done():
         return Report(
             stage="regenerate",
@@ -75,6 +81,7 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
             numbers=record.report,
             lines=("regenerate: already done with this recipe, and verified; nothing to do.",),
         )
+    adopt_recipe(recipe, run_dir)
     record.begin()
     with AnswerStore(run_dir.corpus, record.fingerprint) as store:
         groups = plan_groups(run_dir.prepared, recipe.regenerate.group_size)

@@ -24,6 +24,7 @@ from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe, SourceRecipe
 from paceline.recipe.sources import name_of, source_fields
 from paceline.recipe.stage import Report, StageRecord
+from paceline.recipe.write import adopt_recipe
 from paceline.types import Split
 from paceline.types.sample import encode_sample
 from paceline.watch.events import Counts, EventWriter
@@ -55,9 +56,8 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     for source in recipe.corpus.sources:
         check_source(Path(source.path))
     check_template_args(recipe.corpus.template_args)
-    tokenizer = load_tokenizer(recipe.target.path)
-    renderer = Renderer.of(tokenizer, recipe.corpus.template_args, Path(recipe.target.path))
-    record = StageRecord(run_dir.corpus, "prepare", _fields(recipe, renderer))
+    renderer = _renderer(recipe)
+    record = StageRecord(run_dir.corpus, "prepare", _fields(recipe, renderer), binds=False)
     if record.is_done():
         return Report(
             stage="prepare",
@@ -65,6 +65,7 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
             numbers=record.report,
             lines=("prepare: already done with this recipe, and verified; nothing to do.",),
         )
+    adopt_recipe(recipe, run_dir)
     record.begin()
     work = _Work(recipe, renderer, events)
     work.write(run_dir)
@@ -100,11 +101,30 @@ def _fields(recipe: Recipe, renderer: Renderer) -> Fields:
                 "seed": corpus.seed,
             },
             "regenerate.enabled": recipe.regenerate.enabled,
-            "template": template_digest(renderer.tokenizer),
-            "tokenizer": tokenizer_digest(renderer.tokenizer),
-            "end_tokens": sorted(renderer.end.ids),
+            **_rendering(renderer),
         }
     )
+
+
+def rendering_fields(recipe: Recipe) -> Fields:
+    """What the target's folder says of template, tokenizer and end tokens, as `prepare` records it.
+
+    Raises TargetError for a target without a usable tokenizer or template.
+    """
+    return flatten(_rendering(_renderer(recipe)))
+
+
+def _rendering(renderer: Renderer) -> dict[str, Any]:
+    return {
+        "template": template_digest(renderer.tokenizer),
+        "tokenizer": tokenizer_digest(renderer.tokenizer),
+        "end_tokens": sorted(renderer.end.ids),
+    }
+
+
+def _renderer(recipe: Recipe) -> Renderer:
+    tokenizer = load_tokenizer(recipe.target.path)
+    return Renderer.of(tokenizer, recipe.corpus.template_args, Path(recipe.target.path))
 
 
 class _Work:

@@ -89,7 +89,7 @@ def block_attention(
 ) -> torch.Tensor:
     """Attention of A blocks of one document.
 
-    Scores and softmax are at least fp32; products are in the type of `v_block`.
+    Computed in fp32 at least, whatever comes in.
 
     Args:
         q: [A, Q, heads, D] queries of the slots, of all B or of the last Q of them.
@@ -102,19 +102,13 @@ def block_attention(
         visibility: what else limits the view.
 
     Returns:
-        [A, Q, heads, D].
+        [A, Q, heads, D] in the type of `v_block`.
 
     """
-    dtype = v_block.dtype
-    return _BlockAttention.apply(
-        q.to(dtype),
-        k_block.to(dtype),
-        v_block,
-        k_context.to(dtype),
-        v_context.to(dtype),
-        anchors,
-        visibility,
-    )
+    wide = torch.promote_types(v_block.dtype, torch.float32)
+    tensors = (x.to(wide) for x in (q, k_block, v_block, k_context, v_context))
+    with torch.autocast(q.device.type, enabled=False):
+        return _BlockAttention.apply(*tensors, anchors, visibility).to(v_block.dtype)
 
 
 @dataclass(frozen=True)
@@ -149,8 +143,7 @@ class _BlockAttention(torch.autograd.Function):
                 _times(part[head], k_context[group.rows, head].T, scores[head, ..., : group.width])
             scores[..., group.width :] = own_scores[:, group.blocks]
             _hide(scores, anchors[group.blocks], group, queries, block, visibility)
-            probabilities = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
-            probabilities = probabilities.to(q.dtype)
+            probabilities = scores.softmax(-1)
             if keeps:
                 weights.append(probabilities)
             target = out[:, group.blocks]
@@ -189,7 +182,9 @@ class _BlockAttention(torch.autograd.Function):
                 )
             slopes[..., group.width :] = own_slopes[:, group.blocks]
             grad_own_values[:, group.blocks] = probabilities[..., group.width :].mT @ grad_part
-            slopes = _softmax_backward(slopes, probabilities)
+            slopes = torch.ops.aten._softmax_backward_data(  # noqa: SLF001 - softmax's own
+                slopes, probabilities, -1, slopes.dtype
+            )
             grad_q_part = grad_q[:, group.blocks]
             for head in range(kv_heads):
                 context_slopes = slopes[head, ..., : group.width]
@@ -276,10 +271,3 @@ def _times(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """`a @ b` for a [n, rows, K], b [K, N], written to out [n, rows, N], rows of any stride."""
     # A view, where `flatten` might be a copy that nobody reads.
     torch.mm(a.flatten(0, 1), b, out=out.view(out.shape[0] * out.shape[1], out.shape[2]))
-
-
-def _softmax_backward(grad: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    wide = torch.promote_types(grad.dtype, torch.float32)
-    return torch.ops.aten._softmax_backward_data(  # noqa: SLF001 - what softmax itself runs
-        grad.to(wide), probabilities.to(wide), -1, wide
-    ).to(grad.dtype)

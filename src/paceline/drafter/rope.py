@@ -1,6 +1,7 @@
 """Rotary position embedding in the target's own kind (default, llama3, yarn, ...)."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -19,6 +20,13 @@ class Rope(nn.Module):
         super().__init__()
         inverse, self._scale = _frequencies(config)
         self.register_buffer("inverse_frequencies", inverse, persistent=False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Follow the module to another device, not to another type: positions would be rounded."""
+        frequencies = self.inverse_frequencies
+        super()._apply(fn, recurse)
+        self.inverse_frequencies = frequencies.to(self.inverse_frequencies.device)
+        return self
 
     def tables(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cos and sin, fp32 [..., 1, head_dim], for positions [...]; one table for all heads."""

@@ -28,7 +28,7 @@ class Visibility:
 
     def block(self, slots: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         """Whether slots see other slots of their own block."""
-        seen = others <= slots if self.causal else (others == others) & (slots == slots)
+        seen = others <= (slots if self.causal else others)
         if self.window is not None:
             seen = seen & ((slots - others).abs() < self.window)
         return seen

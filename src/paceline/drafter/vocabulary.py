@@ -66,8 +66,6 @@ class Coverage:
     """Tokens whose id is in the vocabulary."""
     total: int
     """All tokens that were counted."""
-    never_seen: int
-    """Ids of the vocabulary that were not counted once."""
 
     @property
     def share(self) -> float:
@@ -78,14 +76,12 @@ class Coverage:
 def coverage(vocabulary: DraftVocabulary, counts: torch.Tensor) -> Coverage:
     """Coverage of counts int64 [V] per target id."""
     inside = counts[vocabulary.ids.to(counts.device)]
-    return Coverage(
-        covered=int(inside.sum()), total=int(counts.sum()), never_seen=int((inside == 0).sum())
-    )
+    return Coverage(covered=int(inside.sum()), total=int(counts.sum()))
 
 
 def choose_vocabulary(
     counts: torch.Tensor, size: int, *, tokenizer_size: int, always: Iterable[int] = ()
-) -> tuple[DraftVocabulary, Coverage]:
+) -> DraftVocabulary:
     """The `size` most frequent tokens; of equal counts, unseen ones included, the lowest ids.
 
     Args:
@@ -112,5 +108,4 @@ def choose_vocabulary(
     rank = counts[:tokenizer_size].clone()
     rank[torch.tensor(forced, dtype=torch.int64)] = torch.iinfo(torch.int64).max
     order = rank.argsort(descending=True, stable=True)
-    vocabulary = DraftVocabulary.of(order[:size].tolist(), counts.numel())
-    return vocabulary, coverage(vocabulary, counts)
+    return DraftVocabulary.of(order[:size].tolist(), counts.numel())

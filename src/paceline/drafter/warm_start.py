@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 
 from paceline.drafter.build import drafter_config
-from paceline.drafter.checkpoint import CONFIG, SUMS, WEIGHTS, check_sums, load_drafter
+from paceline.drafter.checkpoint import (
+    CONFIG,
+    SUMS,
+    WEIGHTS,
+    check_sums,
+    load_drafter,
+    read_config,
+)
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.dflash import DFlash
 from paceline.durable.errors import RecipeError, ShardDamaged
@@ -47,6 +54,17 @@ def read_source(folder: Path) -> DFlash:
     if (folder / SUMS).exists():
         check_sums(folder, (WEIGHTS, CONFIG))
     return load_drafter(folder)
+
+
+def check_source(folder: Path) -> DrafterConfig:
+    """The config of the drafter to start from; its weights are proved, not loaded.
+
+    Weights without checksums can only be proved by loading them. Raises as `read_source` does.
+    """
+    if not (folder / SUMS).exists():
+        return load_drafter(folder).config
+    check_sums(folder, (WEIGHTS, CONFIG))
+    return read_config(folder)
 
 
 def warm_config(

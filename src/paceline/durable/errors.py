@@ -98,7 +98,9 @@ def storage_refused(error: OSError) -> StorageRefused | None:
     advice = _ADVICE.get(error.errno or 0)
     if advice is None:
         return None
-    place = f"{error.filename}: " if error.filename else ""
+    # Of a rename the target is what a reader knows; the other name is temporary.
+    name = error.filename2 or error.filename
+    place = f"{name}: " if name else ""
     return StorageRefused(
         f"{place}{error.strerror}. {advice} Nothing is lost that was complete: the same command "
         "goes on from there."
@@ -120,6 +122,7 @@ _ADVICE = {
     errno.ENODEV: _FAULT,
     errno.ENXIO: _FAULT,
     errno.ETIMEDOUT: _FAULT,
+    errno.EEXIST: "A file stands where a folder is needed: move it away.",
     errno.ENOTDIR: "A file stands where a folder is needed: move it away.",
     errno.EISDIR: "A folder stands where a file is needed: move it away.",
     errno.ENAMETOOLONG: "Choose a shorter path.",

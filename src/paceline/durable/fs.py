@@ -33,6 +33,10 @@ class FileSystem(Protocol):
         """
         ...
 
+    def is_at(self, file: BinaryIO, path: Path) -> bool:
+        """Whether the open file is still the one that `path` names."""
+        ...
+
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:
         """Write all of `data`."""
         ...
@@ -77,6 +81,12 @@ class RealFileSystem:
         except BlockingIOError:
             return False
         return True
+
+    def is_at(self, file: BinaryIO, path: Path) -> bool:  # noqa: D102
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except FileNotFoundError:
+            return False
 
     def write(self, file: BinaryIO, data: bytes | memoryview) -> None:  # noqa: D102
         rest = memoryview(data).cast("B")

@@ -62,13 +62,20 @@ class Journal:
     def append(self, record: dict[str, Any]) -> None:
         """Add a record of JSON values; returns once it is durable.
 
-        Raises OSError where the disk refuses; the journal is then as it was before, or, where
+        Raises IntegrityError where another file stands under the journal's name, or none: it was
+        removed, and the folder may be another command's by now. Raises OSError where the disk
+        refuses; the journal is then as it was before, or, where
         not even that can be had, refuses further records with IntegrityError.
         """
         if self._broken:
             raise IntegrityError(
                 f"{self.path}: an earlier write failed half-way. Run again: opening the journal "
                 "cuts the torn record."
+            )
+        if not self._fs.is_at(self._file, self.path):
+            raise IntegrityError(
+                f"{self.path}: removed or replaced while this command ran; another may be at work "
+                "there by now. Stopped: nothing more is written there."
             )
         numbered = {"v": FORMAT_VERSION, "seq": len(self._records), **record}
         line = _encode(numbered)

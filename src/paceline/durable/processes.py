@@ -26,7 +26,7 @@ def process_with(pid: int, *, since: float, file: Path) -> psutil.Process | None
     """The process `pid`, if it is the one that has had `file` open since `since`, a time().
 
     An id alone proves nothing: it may long be another process's. Where this user may not see
-    what the process has open, it must at least have begun before `since`.
+    what the process has open, it must at least run Paceline and have begun before `since`.
     """
     try:
         process = psutil.Process(pid)
@@ -35,8 +35,9 @@ def process_with(pid: int, *, since: float, file: Path) -> psutil.Process | None
         try:
             found = str(file.resolve()) in set(_open_files(process))
         except (PermissionError, psutil.AccessDenied):
-            found = process.create_time() <= since + _SLACK
-    except psutil.NoSuchProcess:
+            runs_paceline = "paceline" in " ".join(process.cmdline())
+            found = runs_paceline and process.create_time() <= since + _SLACK
+    except (psutil.NoSuchProcess, ValueError):
         return None
     return process if found else None
 

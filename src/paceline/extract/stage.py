@@ -24,6 +24,7 @@ from paceline.recipe.fingerprint import Fields, digest_file, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import ExtractRecipe, Recipe
 from paceline.recipe.stage import Report, StageRecord, read_record
+from paceline.recipe.write import adopt_recipe
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.target.taps import check_taps, default_taps
 from paceline.types import LayerConvention
@@ -57,7 +58,12 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     spec = read_spec(Path(recipe.target.path))
     layer_ids = resolve_taps(recipe.extract, spec.num_layers)
     _require_same_target(recipe, run_dir, spec)
-    record = StageRecord(run_dir.features, _STAGE, _fields(recipe, corpus_digest, spec, layer_ids))
+    record = StageRecord(
+        run_dir.features,
+        _STAGE,
+        _fields(recipe, corpus_digest, spec, layer_ids),
+        binds=any(run_dir.features.glob(f"{_UNIT_PREFIX}*")),
+    )
     store = LocalStore(run_dir.features)
     if record.is_done() and is_intact(manifests.load(run_dir.features), store):
         return Report(
@@ -67,6 +73,7 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
             lines=("extract: already done with this recipe, and verified; nothing to do.",),
         )
     with Journal(run_dir.features / "journal.jsonl") as journal:
+        adopt_recipe(recipe, run_dir)
         leftovers = record.begin()
         work = _Work(
             recipe, run_dir, source, spec, layer_ids, record, store, journal, events, leftovers

@@ -266,7 +266,10 @@ def _lengths(recipe: Recipe) -> Iterator[str]:
 
 
 def _schedule(recipe: Recipe) -> Iterator[str]:
-    train = recipe.train
+    train, bounds = recipe.train, dict(BOUNDS)
+    for key in ("warmup_ratio", "decay_ratio"):
+        if not bounds[f"train.{key}"].holds(getattr(train, key)):
+            return  # Said already, and their sum says nothing more.
     # Sums of decimal fractions are off by a last digit.
     if train.schedule == "wsd" and train.warmup_ratio + train.decay_ratio > 1 + 1e-9:
         yield (

@@ -21,6 +21,8 @@ class Checkpoint:
     """Of the folder, such as `step_000600`."""
     step: int
     """Optimizer steps done; -1 where its state file cannot be read."""
+    fingerprint: str = ""
+    """Of the training that wrote it."""
     tau: dict[str, float] = field(default_factory=dict)
     """Simulated τ by method; empty where none was measured with it."""
 

@@ -55,6 +55,8 @@ def in_words(hint: Any) -> str:
         plain = [a for a in args if a is not type(None)]
         return f"{' or '.join(map(in_words, plain))}, or null"
     if origin is tuple:
+        if get_origin(args[0]) is Literal:
+            return f"a list, each item {in_words(args[0])}"
         if len(args) == 2 and args[1] is Ellipsis:
             return f"a list of {_plural(args[0])}"
         return f"a list of {len(args)} {_plural(args[0])}"

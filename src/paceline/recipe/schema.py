@@ -124,7 +124,7 @@ class DrafterRecipe:
     in_block_mask: Literal["bidirectional", "causal"] = "bidirectional"
     """Whether a slot sees all slots of its block, or those up to it; layers of full attention."""
     layer_types: tuple[Literal["full", "sliding"], ...] | None = None
-    """Attention of each layer; null is `full` for all of them."""
+    """Attention of each layer, `full` or `sliding`; null is `full` for all of them."""
     sliding_window: int = 2048
     """Positions that a slot of a sliding layer sees, its own included."""
     sliding_in_block_mask: Literal["bidirectional", "causal"] = "causal"
@@ -172,7 +172,8 @@ class TrainRecipe:
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the drafter's matrix products; `auto` is bfloat16 on CUDA. Weights stay float32."""
     evaluations: int = 6
-    """Evaluations over the run, the last one at its end; each writes a checkpoint."""
+    """Evaluations over the run, the last one at its end; each writes a checkpoint, and that of the
+    highest simulated τ of ddtree-64 becomes the drafter."""
     eval_samples: int = 64
     """Validation samples of an evaluation."""
     eval_anchors: int = 32

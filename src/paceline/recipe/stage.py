@@ -1,5 +1,6 @@
 """The record that tells whether a stage's artefacts are whole, and made by this recipe."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,6 +86,17 @@ def read_record(folder: Path, name: str) -> Record | None:
     return record
 
 
+def outputs_digest(record: Record) -> str | None:
+    """One name for the outputs of a finished stage, by their content; None of an unfinished one.
+
+    Of the training it names the chosen drafter: `score` has it among its fields.
+    """
+    if not record.outputs:
+        return None
+    encoded = msgspec.json.encode(record.outputs, order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()[:32]
+
+
 def changed_outputs(folder: Path, record: Record) -> list[Path]:
     """Outputs of a finished stage that are not there as they were written."""
     return [
@@ -109,13 +121,21 @@ class StageRecord:
         *,
         changeable: Sequence[str] = (),
         allowed: Sequence[str] = (),
+        binds: bool = True,
     ) -> None:
-        """`changeable` keys are offered where they differ; `allowed` ones may differ."""
+        """`changeable` keys are offered where they differ; `allowed` ones may differ.
+
+        `binds` tells whether an unfinished stage holds the folder for its fields: not where
+        nothing of it stands yet that other fields could be mixed with.
+        """
         self._folder = folder
         self._changeable, self._allowed = changeable, allowed
         self._path = folder / f"{name}.stage.json"
         self._fresh = Record(stage=name, fingerprint=fingerprint(fields), fields=fields)
         self._stored = read_record(folder, name)
+        if self._stored is not None and self._stored.outputs is None and not binds:
+            self._stored = None
+        self._claim: tuple[int, ...] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -174,10 +194,26 @@ class StageRecord:
         if self._stored is None or self._stored.outputs is not None or changes:
             earlier = self._stored.overrides if self._stored else ()
             self._store(replace(self._fresh, overrides=(*earlier, *changes)))
+        self._claim = _identity(self._path)
         return leftovers
 
+    def require_claim(self) -> None:
+        """Raise IntegrityError where the record that `begin` left is gone or another's.
+
+        Then the folder was removed while the stage worked, and may belong to another run by now.
+        """
+        if self._claim is None:
+            raise ValueError("`begin` comes first")
+        if _identity(self._path) == self._claim:
+            return
+        raise IntegrityError(
+            f"{self._path}: removed or replaced while this command ran; another may be at work "
+            "there by now. Stopped: nothing more is written there."
+        )
+
     def finish(self, outputs: list[Path], report: dict[str, Any]) -> None:
-        """Record completion; call it last."""
+        """Record completion; call it last. Raises what `require_claim` raises."""
+        self.require_claim()
         digests = {str(p.relative_to(self._folder)): digest_file(p) for p in outputs}
         overrides = self._stored.overrides if self._stored else ()
         self._store(replace(self._fresh, outputs=digests, report=report, overrides=overrides))
@@ -194,7 +230,7 @@ class StageRecord:
             f"{self._folder}: the {stored.stage} artefacts were made by another recipe "
             f"(made -> asked):\n  {diff}\n"
             "Two ways out: use a new run directory (`--run DIR`, or another `name:`), or put the "
-            f"old values back.{permission(refused, self._changeable)} (To have {stored.stage} done "
+            f"old values back.{permission(changed, self._changeable)} (To have {stored.stage} done "
             f"anew here, remove {self._folder} yourself.)"
         )
 
@@ -204,12 +240,25 @@ class StageRecord:
         self._stored = record
 
 
-def permission(refused: Iterable[str], changeable: Sequence[str]) -> str:
-    """A sentence on how to go on with the refused fields, if all of them may change; else empty."""
-    refused = list(refused)
-    if not all(keys_of([field], changeable) for field in refused):
+def _identity(path: Path) -> tuple[int, ...]:
+    """Of the very file; empty where there is none. A number of a file alone is used again."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_dev, stat.st_ino, stat.st_ctime_ns
+
+
+def permission(changed: Iterable[str], changeable: Sequence[str]) -> str:
+    """A sentence on how to go on with the changed fields, if all of them may change; else empty.
+
+    `changed` are all that differ, those included that are allowed already: the sentence is the
+    whole of what has to be said.
+    """
+    changed = list(changed)
+    if not all(keys_of([field], changeable) for field in changed):
         return ""
-    flags = " ".join(f"--allow-change {key}" for key in keys_of(refused, changeable))
+    flags = " ".join(f"--allow-change {key}" for key in keys_of(changed, changeable))
     return f" Or go on from what is there with the new ones: `{flags}`."
 
 

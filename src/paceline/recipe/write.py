@@ -12,12 +12,18 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 import yaml
 
+from paceline.durable.checksum import crc64, crc64_hex
+from paceline.durable.errors import IntegrityError
 from paceline.durable.fs import write_atomic
 from paceline.recipe.document import know_exponents
 from paceline.recipe.load import resolve_paths
+from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
+from paceline.watch.words import command_line
 
 _WIDTH = 96
+
+_CHECKSUM = "# CRC64NVME of all below: "
 
 RUN_MARK = "# The recipe of this run, every default spelt out. Written by paceline: do not edit.\n"
 """First line of a run directory's recipe: how it is told from one that a person wrote."""
@@ -44,14 +50,46 @@ def is_by_hand(path: Path) -> bool:
 def recipe_yaml(recipe: Recipe) -> str:
     """Every key with its value, paths absolute; equal recipes give equal text."""
     builtins = _lists(msgspec.to_builtins(resolve_paths(recipe)))
-    return RUN_MARK + yaml.dump(
-        builtins, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31
+    body = yaml.dump(builtins, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31)
+    return f"{RUN_MARK}{_CHECKSUM}{_sum(body)}\n{body}"
+
+
+def check_run_recipe(path: Path) -> None:
+    """Raise IntegrityError unless a run's recipe is as it was written.
+
+    With nothing else given, it alone decides what the stages do that have not begun.
+    """
+    mark, _, rest = path.read_bytes().partition(_CHECKSUM.encode())
+    stated, _, body = rest.partition(b"\n")
+    # Without the line it is of an older Paceline.
+    if not rest or (mark == RUN_MARK.encode() and stated.decode("ascii", "replace") == _sum(body)):
+        return
+    flag = command_line("--run", path.parent)
+    raise IntegrityError(
+        f"{path}: not as it was written: damaged, or edited by hand. Give the recipe that you "
+        f"mean as a file of its own beside `{flag}`; a copy of this one will do, without its "
+        "first two lines."
     )
+
+
+def _sum(body: str | bytes) -> str:
+    return crc64_hex(crc64(body.encode() if isinstance(body, str) else body))
 
 
 def write_recipe(recipe: Recipe, path: Path) -> None:
     """Write the fully resolved recipe, atomically and durably."""
     write_atomic(path, recipe_yaml(recipe).encode())
+
+
+def adopt_recipe(recipe: Recipe, run_dir: RunDir) -> None:
+    """Make this the recipe of the run directory; for a stage, before it begins its work.
+
+    Whatever ends the stage, the run directory alone then tells how to go on. A stage that finds
+    nothing to do, or refuses, leaves the recipe as it was.
+    """
+    text = recipe_yaml(recipe).encode()
+    if not run_dir.recipe.exists() or run_dir.recipe.read_bytes() != text:
+        write_atomic(run_dir.recipe, text)
 
 
 def template(recipe: Recipe) -> str:

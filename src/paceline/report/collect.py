@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from paceline.durable.errors import RecipeError, UserError
-from paceline.durable.owner import Owner, holder, read_owner
+from paceline.durable.owner import Owner
 from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
@@ -15,10 +15,9 @@ from paceline.recipe.stage import Record, read_record
 from paceline.report.events import Events, StageTime, Training, read_events
 from paceline.report.quarantine import Reason, read_reasons
 from paceline.report.result import Result, read_result
-
-State = Literal["done", "not ended", "not begun", "off"]
-
-STAGES = ("prepare", "regenerate", "extract", "train", "score")
+from paceline.stage_status import STAGES, StageState, StageStatus, folder_of
+from paceline.status import RunState, run_status
+from paceline.watch.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +25,16 @@ class Stage:
     """One stage of the run."""
 
     name: str
-    state: State
+    state: StageState
+    detail: str
+    """The error, the refusal, the damage, or how it died; empty where all is well."""
     record: Record | None
     time: StageTime | None
 
     @property
     def numbers(self) -> dict[str, Any]:
         """Of its record; empty until it has ended."""
-        return self.record.report if self.record and self.state == "done" else {}
+        return self.record.report if self.record and self.record.outputs is not None else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +48,9 @@ class RunView:
     recipe_text: str
     stages: dict[str, Stage]
     """In order."""
-    is_running: bool
+    state: RunState
     owner: Owner | None
-    """Who is at work, or was when it died; None where nobody is, or the file does not say."""
+    """Who is at work; None where nobody is, or the file does not say."""
     events: Events
     result: Result | None
     reasons: tuple[Reason, ...]
@@ -65,8 +66,18 @@ class RunView:
 
     @property
     def unfinished(self) -> Stage | None:
-        """The first stage that has not ended, of those that the recipe asks for."""
-        return next((s for s in self.stages.values() if s.state not in ("done", "off")), None)
+        """The stage that has the run's state, else the first that is not finished."""
+        open_ones = [s for s in self.stages.values() if s.state not in ("finished", "off")]
+        named = [s for s in open_ones if s.state == self.state]
+        return next(iter((*named, *open_ones)), None)
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the prompts that are scored come from held-out sources; else from validation."""
+        samples = self.stages["prepare"].numbers.get("samples")
+        if isinstance(samples, dict) and "heldout" in samples:
+            return bool(samples["heldout"])
+        return self.recipe is None or any(s.split == "heldout" for s in self.recipe.corpus.sources)
 
     @property
     def samples(self) -> Path:
@@ -95,8 +106,8 @@ def collect(run_dir: RunDir) -> RunView:
     except RecipeError as error:
         notes.append(f"The recipe cannot be understood: {error}")
     events = read_events(run_dir.events, STAGES)
-    stages = {name: _stage(name, run_dir, recipe, events) for name in STAGES}
-    is_running, owner = _owner(run_dir.root)
+    status = run_status(run_dir.root)
+    stages = {stage.name: _stage(stage, run_dir, events) for stage in status.stages}
     reasons = []
     for name, file in (
         ("prepare", "quarantine.jsonl"),
@@ -107,9 +118,9 @@ def collect(run_dir: RunDir) -> RunView:
         )
         reasons += found
         if unreadable:
-            notes.append(f"corpus/{file}: {unreadable} lines cannot be read.")
+            notes.append(f"corpus/{file}: {counted(unreadable, 'line')} cannot be read.")
     notes += [
-        f"events/{name}: {count} lines cannot be read; the curves lack them."
+        f"events/{name}: {counted(count, 'line')} cannot be read; the curves lack what stood there."
         for name, count in events.unreadable.items()
     ]
     return RunView(
@@ -118,8 +129,8 @@ def collect(run_dir: RunDir) -> RunView:
         recipe=recipe,
         recipe_text=run_dir.recipe.read_text(encoding="utf-8", errors="backslashreplace"),
         stages=stages,
-        is_running=is_running,
-        owner=owner,
+        state=status.state,
+        owner=status.owner,
         events=events,
         result=read_result(run_dir.score, stages["score"].record),
         reasons=tuple(reasons),
@@ -141,32 +152,14 @@ def inputs(run_dir: RunDir) -> list[Path]:
     return [path for path in files if path.is_file()]
 
 
-def _owner(folder: Path) -> tuple[bool, Owner | None]:
-    """Whether the folder is held, and by whom it is, or was when that one died."""
-    left = read_owner(folder)
-    try:
-        owner = holder(folder)
-    except UserError:
-        return True, None
-    except OSError:
-        return False, left
-    return owner is not None, owner or left
-
-
-def _stage(name: str, run_dir: RunDir, recipe: Recipe | None, events: Events) -> Stage:
-    folders = {
-        "extract": run_dir.features,
-        "train": run_dir.checkpoints,
-        "score": run_dir.score,
-    }
-    record = read_record(folders.get(name, run_dir.corpus), name)
-    if record is not None and record.outputs is not None:
-        state: State = "done"
-    elif name == "regenerate" and recipe is not None and not recipe.regenerate.enabled:
-        state = "off"
-    else:
-        state = "not begun" if record is None else "not ended"
-    return Stage(name=name, state=state, record=record, time=events.times.get(name))
+def _stage(status: StageStatus, run_dir: RunDir, events: Events) -> Stage:
+    return Stage(
+        name=status.name,
+        state=status.state,
+        detail=status.detail,
+        record=read_record(folder_of(status.name, run_dir), status.name),
+        time=events.times.get(status.name),
+    )
 
 
 def _drafter(run_dir: RunDir, numbers: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -26,10 +25,6 @@ class StageTime:
     """Its last event."""
     seconds: float = 0.0
     """At work, over all its starts."""
-    ending: str = ""
-    """Kind of the last event."""
-    error: str = ""
-    """Of the last event, where it tells of one."""
 
 
 @dataclass(kw_only=True)
@@ -85,7 +80,6 @@ class _Head(msgspec.Struct):
     t: float
     kind: str
     pid: int = 0
-    error: Any = None
 
 
 class _Step(msgspec.Struct):
@@ -129,8 +123,7 @@ def _read_file(path: Path, stage: str, events: Events) -> None:
         else:
             time.seconds += max(0.0, head.t - session_start)
             session_start = head.t
-        time.ended, time.ending = head.t, head.kind
-        time.error = str(head.error) if head.error is not None else ""
+        time.ended = head.t
 
 
 def _train_event(head: _Head, line: bytes, training: Training) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.report.collect import RunView
 from paceline.report.result import Number
+from paceline.watch.words import ordered
 
 Figure = dict[str, Any]
 
@@ -75,18 +76,6 @@ def method_styles(view: RunView, names: Sequence[str]) -> dict[str, Figure]:
             "marker": {"color": colour, "size": 8, "symbol": _SYMBOLS[(place + 1) % len(_SYMBOLS)]},
         }
     return styles
-
-
-def ordered(names: Iterable[str]) -> list[str]:
-    """Method names: `chain`, then trees by rising budget, then what else there is."""
-
-    def key(name: str) -> tuple[int, int, str]:
-        head, _, budget = name.rpartition("-")
-        if name == "chain":
-            return (0, 0, name)
-        return (1, int(budget), head) if budget.isdecimal() else (2, 0, name)
-
-    return sorted(names, key=key)
 
 
 def json_values(values: Iterable[Number]) -> list[Number]:

@@ -15,6 +15,7 @@ from paceline.report.collect import RunView
 from paceline.report.result_charts import result_charts
 from paceline.report.text import DEEPEST, Origin, SampleText, sample_text
 from paceline.report.training_charts import training_charts
+from paceline.watch.words import named, ordered
 
 MARK = b"<!doctype html>\n<!-- A report of paceline."
 """How a report is told from a page that somebody else wrote."""
@@ -37,6 +38,8 @@ def render(view: RunView) -> bytes:
     environment.filters |= {
         "number": number,
         "count": count,
+        "counted": lambda value, noun: f"{count(value)} {named(value, noun)}",
+        "ordered": ordered,
         "percent": percent,
         "duration": duration,
         "moment": moment,

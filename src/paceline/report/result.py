@@ -27,6 +27,12 @@ class Acceptance:
     by_depth: tuple[Number, ...]
     """Share of rounds that committed more than k tokens, k = 1, 2, ...; τ = 1 + their sum."""
 
+    @property
+    def has_interval(self) -> bool:
+        """Whether the interval says anything: resampling a single prompt gives no width."""
+        low, high = self.tau_interval
+        return low is not None and high is not None and low < high
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:

@@ -10,10 +10,10 @@ from paceline.report.figure import (
     json_values,
     layout_of,
     method_styles,
-    ordered,
 )
 from paceline.report.result import Acceptance, Number, Result
 from paceline.report.text import DEEPEST
+from paceline.watch.words import ordered
 
 
 def result_charts(view: RunView) -> Iterable[Chart]:
@@ -78,7 +78,11 @@ def _tau(result: Result) -> Chart:
                 "width": 5,
             },
             "customdata": [[*a.tau_interval] for _, a in known],
-            "hovertemplate": "τ %{x:.3f} (%{customdata[0]:.3f} to %{customdata[1]:.3f})",
+            "hovertemplate": [
+                "τ %{x:.3f}"
+                + (" (%{customdata[0]:.3f} to %{customdata[1]:.3f})" if a.has_interval else "")
+                for _, a in known
+            ],
         }
     )
     layout = layout_of("tokens in each verification (τ)", "", height=150 + 44 * len(names))
@@ -99,8 +103,12 @@ def _tau(result: Result) -> Chart:
         for name, a in known
     ]
     said = ", ".join(
-        f"{name} {in_words(a.tau)} (95 % interval {in_words(a.tau_interval[0])} to "
-        f"{in_words(a.tau_interval[1])})"
+        f"{name} {in_words(a.tau)}"
+        + (
+            f" (95 % interval {in_words(a.tau_interval[0])} to {in_words(a.tau_interval[1])})"
+            if a.has_interval
+            else ""
+        )
         for name, a in known
     )
     return Chart(

@@ -100,6 +100,8 @@ class SampleText:
     """What the page shows of the decoded text."""
 
     prompts: tuple[Sampled, ...] = ()
+    method: str = ""
+    """By whose τ the prompts were chosen."""
     missing: str = ""
     """Why there is no text, or not all of it."""
 
@@ -134,6 +136,7 @@ def sample_text(view: RunView) -> SampleText:
     except OSError:
         prompts = {}
     return SampleText(
+        method=methods[-1],
         prompts=tuple(
             Sampled(
                 label=label,

@@ -6,9 +6,10 @@ from typing import Any
 
 from paceline.report.collect import RunView
 from paceline.report.events import Training
-from paceline.report.figure import Chart, in_words, json_values, layout_of, method_styles, ordered
+from paceline.report.figure import Chart, in_words, json_values, layout_of, method_styles
 from paceline.report.result import Number
 from paceline.report.thin import POINTS, smooth, thin
+from paceline.watch.words import counted, ordered
 
 
 def training_charts(view: RunView) -> Iterable[Chart]:
@@ -62,7 +63,7 @@ def _loss(training: Training) -> Chart:
             }
         )
     first, last = map(in_words, smooth(training.loss, window, (0, count - 1)))
-    label = f"Loss over {count:,} steps: about {first} at the start and {last} at the end."
+    label = f"Loss over {counted(count, 'step')}: about {first} at the start and {last} at the end."
     layout = layout_of("step", "loss", height=340)
     return Chart(
         name="loss",
@@ -76,7 +77,7 @@ def _loss(training: Training) -> Chart:
 def _small(name: str, title: str, training: Training, values: Sequence[float], what: str) -> Chart:
     kept = thin(values)
     finite = [v for v in values if math.isfinite(v)]
-    label = f"The {what} over {len(training.steps):,} steps" + (
+    label = f"The {what} over {counted(len(training.steps), 'step')}" + (
         f": between {min(finite):.3g} and {max(finite):.3g}, at the end {finite[-1]:.3g}."
         if finite
         else ": the events have none."
@@ -115,7 +116,8 @@ def _simulated(view: RunView, evaluations: dict[int, dict[str, Number]]) -> Char
     layout = layout_of("step", "simulated τ", height=340)
     last = evaluations[steps[-1]]
     said = ", ".join(f"{name} {in_words(last.get(name))}" for name in names)
-    label = f"Simulated τ on validation samples at {len(steps)} evaluations; the last: {said}."
+    at = counted(len(steps), "evaluation")
+    label = f"Simulated τ on validation samples at {at}; the last: {said}."
     caption = label
     best = _step_of(view.stages["train"].numbers.get("best"))
     if best is not None:

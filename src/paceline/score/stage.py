@@ -23,7 +23,8 @@ from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import name_of
-from paceline.recipe.stage import Report, StageRecord, read_record
+from paceline.recipe.stage import Report, StageRecord, outputs_digest, read_record
+from paceline.recipe.write import adopt_recipe
 from paceline.score.aggregate import acceptance, cost, losslessness
 from paceline.score.prompt import Job, MethodResult, Prompt, PromptResult, PromptScorer
 from paceline.score.table import result_lines
@@ -56,7 +57,7 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     undone = _not_scored(recipe, run_dir, prompts)
     fields = _fields(recipe, drafter_digest, prompts)
     # A training that went on, or lost its best checkpoint, has another drafter to measure.
-    record = StageRecord(run_dir.score, "score", fields, allowed=("drafter",))
+    record = StageRecord(run_dir.score, "score", fields, allowed=("drafter",), binds=False)
     if record.is_done():
         result = msgspec.json.decode((run_dir.score / RESULT).read_bytes())
         return Report(
@@ -67,6 +68,7 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
             undone=undone,
         )
     _set_result_aside(run_dir.score / RESULT, record)
+    adopt_recipe(recipe, run_dir)
     record.begin()
     progress = _Progress(len(prompts))
     results = _score_all(recipe, run_dir, drafter, prompts, record.fingerprint, progress, events)
@@ -191,12 +193,12 @@ def _best_drafter(run_dir: RunDir) -> tuple[Path, str]:
     stored = read_record(run_dir.checkpoints, "train")
     if stored is None:
         raise DataError(f"{run_dir.checkpoints}: no trained drafter. Run `paceline train` first.")
-    if not stored.outputs:
+    digest = outputs_digest(stored)
+    if digest is None:
         raise DataError(
             f"{run_dir.checkpoints}: the training has not ended. Run `paceline train` to its end."
         )
-    digest = hashlib.sha256(msgspec.json.encode(stored.outputs, order="deterministic"))
-    return run_dir.checkpoints / stored.report["best"], digest.hexdigest()[:32]
+    return run_dir.checkpoints / stored.report["best"], digest
 
 
 def _not_scored(recipe: Recipe, run_dir: RunDir, prompts: Sequence[Prompt]) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paceline.watch.words import counted
+
 _WIDTH = 100
 """Columns of a terminal that shows the tables unbroken."""
 
@@ -28,17 +30,21 @@ def _tau_table(result: dict[str, Any]) -> Table:
     for name in ("τ", "95 %", "mean of prompts", "rounds", "reached depth 1, 2, 3"):
         table.add_column(name, justify="right")
     for name, pooled in result["pooled"].items():
-        low, high = pooled["tau_interval"]
         table.add_row(
             name,
             pooled["how"],
             f"{pooled['tau']:.3f}",
-            f"{low:.2f}-{high:.2f}",
+            _interval(*pooled["tau_interval"]),
             f"{pooled['tau_prompt_mean']:.3f}",
             str(pooled["rounds"]),
             " ".join(f"{share:.2f}" for share in pooled["by_depth"][:3]) or "-",
         )
     return table
+
+
+def _interval(low: float, high: float) -> str:
+    """A dash where there is none: resampling a single prompt gives that prompt each time."""
+    return f"{low:.2f}-{high:.2f}" if low < high else "–"
 
 
 def _dataset_table(result: dict[str, Any]) -> Table:
@@ -78,7 +84,10 @@ def _cost_table(result: dict[str, Any]) -> Table:
 def _sentences(result: dict[str, Any]) -> list[str]:
     lossless, plain, origin = result["lossless"], result["plain"], result["provenance"]
     milliseconds = plain["cpu_seconds_per_token"] * 1000
-    processes = f"{origin['processes']} process(es) of {origin['threads_per_process']} thread(s)"
+    prompts = counted(origin["prompts"], "prompt")
+    limit = counted(origin["max_new_tokens"], "new token")
+    threads = counted(origin["threads_per_process"], "thread")
+    processes = f"{counted(origin['processes'], 'process')} of {threads}"
     identical = f"{lossless['identical']} of {lossless['checked']}"
     others = (
         f"{lossless['near_ties']} differ at a near tie, {len(lossless['violations'])} otherwise"
@@ -86,7 +95,7 @@ def _sentences(result: dict[str, Any]) -> list[str]:
     walked = f"{lossless['walk_equal']} of {lossless['walk_checked']}"
     sentences = [
         (
-            f"{origin['prompts']} prompts, at most {origin['max_new_tokens']} new tokens each, "
+            f"{prompts}, at most {limit} each, "
             f"greedy, {origin['dtype']}, batch 1, target {origin['target']}"
         ),
         f"plain decoding: {milliseconds:.1f} ms CPU per token in the same loop, {processes}",

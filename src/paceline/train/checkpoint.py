@@ -46,6 +46,10 @@ class TrainState:
     """Time spent training."""
     tau: dict[str, float] = field(default_factory=dict)
     """Simulated τ of the evaluation that belongs to this checkpoint, by method."""
+    first_tau: dict[str, float] = field(default_factory=dict)
+    """The same before the first step."""
+    labels: int = 0
+    """Drafted tokens that had a loss, over all steps, skipped ones included."""
     software: dict[str, str] = field(default_factory=dict)
     """What was running."""
 
@@ -114,9 +118,9 @@ def newest_checkpoint(root: Path) -> tuple[Path | None, tuple[str, ...]]:
     return None, tuple(passed_over)
 
 
-def intact_checkpoints(root: Path) -> list[Path]:
-    """The checkpoints whose checksums hold, oldest first."""
-    return [folder for folder in checkpoints(root) if not damage(folder)]
+def intact_checkpoints(root: Path, *, verified: Path | None = None) -> list[Path]:
+    """The checkpoints whose checksums hold, oldest first; that of `verified` is not looked at."""
+    return [folder for folder in checkpoints(root) if folder == verified or not damage(folder)]
 
 
 def damage(folder: Path) -> str:

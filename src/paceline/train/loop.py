@@ -4,7 +4,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from paceline.train.evaluate import simulated_tau
 from paceline.train.objective import block_loss
 from paceline.train.optimizer import build_optimizer, set_learning_rate
 from paceline.train.schedule import rate_factor
-from paceline.train.source import epoch_of, schedule, stored_features
+from paceline.train.source import epoch_of, planned_samples, schedule, stored_features
 from paceline.types.batch import Features
 from paceline.watch.events import Counts, EventWriter
 from paceline.watch.progress import TokenProgress
@@ -58,6 +58,11 @@ class _Sums:
     """Samples without an anchor: they have neither loss nor gradient."""
     parts: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def labels(self) -> int:
+        """Drafted tokens that had a loss: all of the answers' that the vocabulary has."""
+        return round(self.parts.get("right_count", 0.0) - self.parts.get("outside", 0.0))
+
 
 class Trainer:
     """Trains one drafter on one device."""
@@ -73,8 +78,12 @@ class Trainer:
         checkpoints: Path,
         events: EventWriter,
         redone: Mapping[str, int] | None = None,
+        claim: Callable[[], None] = lambda: None,
     ) -> None:
-        """`redone` counts the damaged checkpoints that were passed over, by reason."""
+        """`redone` counts the damaged checkpoints that were passed over, by reason.
+
+        `claim` is asked before each checkpoint, and raises where the folder is another's by now.
+        """
         self._recipe, self._data, self._head = recipe, data, head
         self._drafter = drafter.train()
         self._state = state
@@ -82,9 +91,10 @@ class Trainer:
         self._optimizer = build_optimizer(drafter, recipe)
         self._parameters = {n: p for n, p in drafter.named_parameters() if p.requires_grad}
         self._compute = compute_dtype(recipe)
-        self._total = max(1, round(recipe.epochs * len(data.train)))
+        self._total = planned_samples(recipe.epochs, len(data.train))
         self._resumed_at = state.samples
         self._redone = redone or {}
+        self._claim = claim
         tokens = self._tokens_between(0, self._total)
         self._progress = TokenProgress("train", tokens, done=state.tokens)
 
@@ -118,8 +128,9 @@ class Trainer:
                 train_samples=len(self._data.train),
                 validation_samples=len(self._data.validation),
             )
+            self._tell_plan(marks)
             if self._state.samples == 0:
-                self._evaluate()
+                self._state = replace(self._state, first_tau=self._evaluate())
             while self._state.samples < self._total:
                 size = min(self._recipe.batch_samples, self._total - self._state.samples)
                 self._step(channel, size, progress)
@@ -164,6 +175,7 @@ class Trainer:
             tokens=self._state.tokens + sums.tokens,
             seconds=self._state.seconds + time.perf_counter() - start,
             tau={},
+            labels=self._state.labels + sums.labels,
         )
         self._report(sums, rate, norm, problem, progress)
         if bad >= self._recipe.max_bad_steps:
@@ -306,9 +318,24 @@ class Trainer:
         return tau
 
     def _checkpoint(self) -> Path:
+        self._claim()
         folder = save_checkpoint(self._checkpoints, self._drafter, self._optimizer, self._state)
         self._events.emit("checkpoint", step=self._state.step, folder=folder.name)
         return folder
+
+    def _tell_plan(self, marks: list[int]) -> None:
+        state, size = self._state, self._recipe.batch_samples
+        if state.samples >= self._total:
+            return
+        due = sorted({state.step - (state.samples - m) // size for m in marks if m > state.samples})
+        _LOG.info(
+            "%d steps over %d samples (%d distinct), %.1f M trainable parameters; evaluations %sat "
+            "%s %s; first slot right: share of first drafted tokens that are the answer's",
+            due[-1], self._total, len(self._data.train),
+            sum(p.numel() for p in self._parameters.values()) / 1e6,
+            "" if state.samples else "before the first step and ",
+            "step" if len(due) == 1 else "steps", ", ".join(map(str, due)),
+        )  # fmt: skip
 
     def _marks(self) -> list[int]:
         """Samples consumed at which an evaluation is due; the last one is the end."""

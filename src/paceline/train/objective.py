@@ -31,9 +31,7 @@ def block_loss(
     total, rows = cross_entropy(
         hidden[counted], head.lm_head, labels[counted], weights, chunk=chunk
     )
-    first = torch.zeros_like(counted)
-    first[:, 0] = counted[:, 0]
-    first = first[counted]
+    first = torch.nonzero(counted)[:, 1] == 0
     valid = float(batch.valid.sum())
     return Loss(
         sum=total,

@@ -14,6 +14,11 @@ from paceline.types.batch import Features
 _QUEUE_BYTES = 256 << 20
 
 
+def planned_samples(epochs: float, num_samples: int) -> int:
+    """Samples that a training consumes in all: `epochs` times `num_samples`, at least one."""
+    return max(1, round(epochs * num_samples))
+
+
 def epoch_of(position: int, num_samples: int) -> int:
     """The epoch that position `position` of the order over all epochs lies in."""
     return position // num_samples

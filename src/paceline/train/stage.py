@@ -1,8 +1,7 @@
 """`paceline train`: the drafter, trained on the stored features."""
 
 import logging
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,21 @@ import torch
 
 from paceline.drafter.checkpoint import CONFIG, WEIGHTS, load_drafter
 from paceline.drafter.dflash import DFlash
-from paceline.durable.errors import DataError, Interrupted, RecipeChanged
+from paceline.durable.errors import DataError, Interrupted, RecipeChanged, RecipeError
 from paceline.features.reader import FeatureReader
-from paceline.recipe.checkpoints import rank
+from paceline.recipe.checkpoints import checkpoints
 from paceline.recipe.drafter_inputs import drafter_input_fields
 from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.stage import Report, StageRecord
 from paceline.recipe.training import CHANGEABLE, require_changeable, training_fields
+from paceline.recipe.write import adopt_recipe
 from paceline.target.head import TargetHead
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.train.checkpoint import (
     TrainState,
     damage,
-    intact_checkpoints,
     newest_checkpoint,
     read_state,
     remove_leftovers,
@@ -33,10 +32,13 @@ from paceline.train.checkpoint import (
     restore_random,
 )
 from paceline.train.compute import compute_dtype
+from paceline.train.kept import KeptCheckpoints, best_checkpoint
 from paceline.train.loop import TrainData, Trainer
+from paceline.train.report import choice, nothing_learned, worse
 from paceline.train.resume import chosen_checkpoint, make_newest, refuse_foreign
 from paceline.train.rng import seeded
 from paceline.train.software import software, tell_drift
+from paceline.train.source import planned_samples
 from paceline.train.start import Remarks, first_drafter, remarks_on
 from paceline.train.vocabulary import VocabularyCounts
 from paceline.types.sample import Split, read_samples
@@ -68,10 +70,11 @@ def run(
     Raises:
         RecipeChanged: the checkpoints of another recipe stand in the run directory, or the one
             asked for is of another training.
-        RecipeError: a key that cannot change in the middle of a training.
+        RecipeError: a key that cannot change in the middle of a training, or `train.epochs` that
+            are over.
         UserError: there is no such checkpoint.
         ShardDamaged: a file of the checkpoint asked for is not as it was written.
-        DataError: there is nothing to train on.
+        DataError: there is nothing to train on, or was not a token to learn from.
 
     """
     require_changeable(allow_change)
@@ -106,12 +109,12 @@ def _run(
         _fields(recipe, reader, spec),
         changeable=CHANGEABLE,
         allowed=allow_change,
+        binds=bool(checkpoints(run_dir.checkpoints)),
     )
     if record.is_done() and resume_from is None:
-        drafter = run_dir.checkpoints / record.report["best"]
-        return Report(
-            stage="train", skipped=True, numbers=record.report, lines=(f"drafter: {drafter}",)
-        )
+        best = run_dir.checkpoints / record.report["best"]
+        line = choice(best, record.report["simulated_tau"])
+        return Report(stage="train", skipped=True, numbers=record.report, lines=(line,))
     passed_over: Sequence[str] = ()
     if resume_from is not None:
         start = chosen_checkpoint(run_dir.checkpoints, resume_from)
@@ -119,16 +122,22 @@ def _run(
         start, passed_over = newest_checkpoint(run_dir.checkpoints)
     if start is not None:
         refuse_foreign(start, record.fingerprints)
-    step = 0 if start is None else read_state(start).step
+    data, used = _data(recipe, run_dir, reader)
+    step = 0
+    if start is not None:
+        state = read_state(start)
+        step = state.step
+        _refuse_end(recipe, len(data.train), state.samples, record)
     _tell_overrides(record, step, events)
     _tell_lost_best(run_dir.checkpoints, record.report.get("best"))
+    adopt_recipe(recipe, run_dir)
     record.begin(step=step)
     remove_leftovers(run_dir.checkpoints)
     if start is not None and resume_from is not None:
         start = make_newest(run_dir.checkpoints, start)
     redone = _tell_passed_over(run_dir.checkpoints, passed_over, events)
     with seeded(recipe.train.seed, torch.device(recipe.train.device)):
-        return _train(recipe, run_dir, reader, spec, record, events, start, redone)
+        return _train(recipe, run_dir, reader, spec, record, events, start, redone, data, used)
 
 
 def _train(
@@ -140,10 +149,11 @@ def _train(
     events: EventWriter,
     start: Path | None,
     redone: Mapping[str, int],
+    data: TrainData,
+    used: Container[int],
 ) -> Report:
     torch.set_num_threads(recipe.train.threads)
     device = torch.device(recipe.train.device)
-    data, used = _data(recipe, run_dir, reader)
     counts = VocabularyCounts(
         recipe.drafter,
         spec,
@@ -163,8 +173,8 @@ def _train(
     # Masters are fp32, whatever a drafter to start from was saved in.
     drafter.float()
     remarks = remarks_on(recipe, spec, taps, counts, drafter)
-    for line in remarks.lines:
-        _LOG.log(logging.WARNING if line.startswith("warning") else logging.INFO, "%s", line)
+    for warning in remarks.warnings:
+        _LOG.warning("%s", warning)
     head = drafter.narrowed(
         TargetHead.load(Path(recipe.target.path), dtype=compute_dtype(recipe.train), device=device)
     )
@@ -177,16 +187,44 @@ def _train(
         checkpoints=run_dir.checkpoints,
         events=events,
         redone=redone,
+        claim=record.require_claim,
     )
     if start is not None:
         restore_optimizer(start, trainer.optimizer)
         restore_random(start, device)
         _LOG.info("going on from %s (%d samples done)", start.name, state.samples)
-    for _ in trainer.run():
-        _prune(run_dir.checkpoints, recipe.train.keep_checkpoints)
+    kept = KeptCheckpoints(
+        run_dir.checkpoints,
+        recipe.train.keep_checkpoints,
+        fingerprints=record.fingerprints,
+        verified=start,
+    )
+    for folder in trainer.run():
+        kept.add(folder, trainer.state.tau)
     report = _finish(run_dir, trainer.state, record, data, drafter, remarks)
     events.emit("finished", trainer.counts(), step=trainer.state.step, report=report.numbers)
     return report
+
+
+def _refuse_end(recipe: Recipe, num_samples: int, done: int, record: StageRecord) -> None:
+    """Raise RecipeError where the epochs asked for are over already.
+
+    There would be nothing to train, and no evaluation of an end that the rate never fell to. A
+    training that has come to the end of its own epochs may still have to be recorded as finished.
+    """
+    total = planned_samples(recipe.train.epochs, num_samples)
+    changed = [change.key for change in record.changes() if change.key != "train.epochs"]
+    if done == total and changed:
+        raise RecipeError(
+            f"{', '.join(changed)}: the training is at its end, {done} samples: nothing is left "
+            "that the change could act on. Raise train.epochs as well, or --resume-from an earlier "
+            "checkpoint."
+        )
+    if done > total or (done == total and record.changes()):
+        raise RecipeError(
+            f"train.epochs: {recipe.train.epochs:g} is over: {done} samples are done. Raise it, or "
+            "--resume-from an earlier checkpoint."
+        )
 
 
 def _tell_overrides(record: StageRecord, step: int, events: EventWriter) -> None:
@@ -230,51 +268,37 @@ def _finish(
     drafter: DFlash,
     remarks: Remarks,
 ) -> Report:
-    best = best_checkpoint(run_dir.checkpoints)
+    if not state.labels:
+        raise DataError(nothing_learned(run_dir, state, drafter))
+    best = best_checkpoint(run_dir.checkpoints, record.fingerprints)
     tau = read_state(best).tau
     numbers: dict[str, Any] = {
         "best": best.name,
         "simulated_tau": tau,
+        "first_tau": state.first_tau,
         "steps": state.step,
         "skipped_steps": state.skipped_steps,
         "samples": state.samples,
         "tokens": state.tokens,
+        "labels": state.labels,
         "seconds": round(state.seconds, 1),
         "parameters": sum(p.numel() for p in drafter.parameters()),
         **remarks.numbers,
     }
     record.finish([best / WEIGHTS, best / CONFIG], numbers)
-    shown = ", ".join(f"{method} {value:.3f}" for method, value in tau.items())
     size = numbers["parameters"] / 1e6
     lines = [
         (
             f"{state.step} steps over {state.samples} samples ({len(data.train)} distinct) in "
             f"{seconds_text(state.seconds)}; {size:.1f} M trainable parameters"
         ),
-        f"drafter: {best}" + (f", simulated τ {shown}" if shown else ""),
+        choice(best, tau),
     ]
     if state.skipped_steps:
         lines.append(f"{state.skipped_steps} steps had no finite gradient and changed nothing")
-    lines += remarks.lines
+    lines += remarks.facts
+    lines += worse(run_dir, state, tau)
     return Report(stage="train", numbers=numbers, lines=tuple(lines))
-
-
-def best_checkpoint(root: Path) -> Path:
-    """The checkpoint of highest simulated τ; of equal ones, or without any, the newest."""
-    folders = intact_checkpoints(root)
-    if not folders:
-        raise DataError(f"{root}: no intact checkpoint. Run `paceline train` again.")
-    return max(folders, key=lambda f: rank(f, read_state(f).tau))
-
-
-def _prune(root: Path, keep: int) -> None:
-    best = best_checkpoint(root)
-    for folder in intact_checkpoints(root)[:-keep]:
-        if folder != best:
-            # Renamed first: a folder that is being removed must not look like a checkpoint.
-            doomed = folder.with_name(folder.name + ".partial")
-            folder.rename(doomed)
-            shutil.rmtree(doomed)
 
 
 def _data(recipe: Recipe, run_dir: RunDir, reader: FeatureReader) -> tuple[TrainData, set[int]]:

@@ -1,20 +1,24 @@
 """What a training starts from: a new drafter, or another training's."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.drafter.build import choose_mask_token, drafter_config, is_mask_token, new_drafter
+from paceline.drafter.checkpoint import read_config
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.dflash import DFlash
-from paceline.drafter.warm_start import read_source, start_from, warm_config
+from paceline.drafter.vocabulary import DraftVocabulary
+from paceline.drafter.warm_start import check_source, read_source, start_from, warm_config
 from paceline.durable.errors import RecipeError, UserError
 from paceline.recipe.schema import Recipe
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.target.taps import default_taps
 from paceline.target.template import special_token_ids, template_digest
 from paceline.train.vocabulary import VocabularyCounts
+
+_WARNING = "warning: "
 
 
 def first_drafter(
@@ -32,7 +36,8 @@ def first_drafter(
     """
     path = Path(recipe.target.path)
     if recipe.drafter.warm_start is not None:
-        source, config, _ = _warm(recipe, spec, taps)
+        source = read_source(Path(recipe.drafter.warm_start))
+        config, _ = _warm_config(recipe, spec, taps, source.config)
         if not is_mask_token(config.mask_token_id, spec, used):
             raise RecipeError(
                 f"drafter.warm_start: {recipe.drafter.warm_start} has the mask token "
@@ -59,12 +64,22 @@ def first_drafter(
 
 @dataclass(frozen=True)
 class Remarks:
-    """What a training says of its start, when it begins and in its report."""
+    """What a training says of its start: warnings when it begins, facts in its report."""
 
     numbers: dict[str, Any]
     """JSON values: `draft_vocabulary`, `warm_start`, each where there is one."""
     lines: tuple[str, ...]
-    """Sentences."""
+    """Sentences, of which warnings begin with `warning: `."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """For the log, whose level says that they are some."""
+        return tuple(s.removeprefix(_WARNING) for s in self.lines if s.startswith(_WARNING))
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """For the report."""
+        return tuple(s for s in self.lines if not s.startswith(_WARNING))
 
 
 def remarks_on(
@@ -76,12 +91,14 @@ def remarks_on(
 ) -> Remarks:
     """What a reduced vocabulary covers, and what differs from the drafter started from.
 
-    The same for a resumed training as for a fresh one. Raises as `first_drafter` does.
+    The same for a resumed training as for a fresh one. Raises as `first_drafter` does, which has
+    proved the weights: of the drafter started from only the config is read here.
     """
     numbers: dict[str, Any] = {}
     lines: list[str] = []
     if recipe.drafter.warm_start is not None:
-        _, _, notes = _warm(recipe, spec, taps)
+        source = read_config(Path(recipe.drafter.warm_start))
+        _, notes = _warm_config(recipe, spec, taps, source)
         numbers["warm_start"] = {"from": recipe.drafter.warm_start, "notes": list(notes)}
         lines += [f"started from {recipe.drafter.warm_start}", *notes]
     vocabulary = drafter.vocabulary
@@ -89,7 +106,21 @@ def remarks_on(
         covered = counts.report(vocabulary)
         numbers["draft_vocabulary"] = covered.numbers()
         lines += covered.lines()
+        lines += _lost_ends(vocabulary, spec)
     return Remarks(numbers, tuple(lines))
+
+
+def _lost_ends(vocabulary: DraftVocabulary, spec: TargetSpec) -> Iterator[str]:
+    """A warning where the vocabulary of another target's drafter lacks this one's end tokens."""
+    lost = [i for i in spec.eos_token_ids if i < spec.tokenizer_size and not vocabulary.t2d[i]]
+    if lost:
+        one = len(lost) == 1
+        yield (
+            f"warning: the draft vocabulary lacks {'the end token' if one else 'the end tokens'} "
+            f"{', '.join(map(str, lost))} of this target: the last round of every answer that ends "
+            f"with {'it' if one else 'one of them'} is lost. Leave drafter.warm_start out to have "
+            "a vocabulary chosen that has every end token."
+        )
 
 
 def check_warm_start(recipe: Recipe) -> tuple[str, ...]:
@@ -106,21 +137,19 @@ def check_warm_start(recipe: Recipe) -> tuple[str, ...]:
         taps = recipe.extract.taps or default_taps(spec.num_layers, recipe.extract.num_taps)
     except UserError:
         return ()
-    return _warm(recipe, spec, taps)[2]
+    source = check_source(Path(recipe.drafter.warm_start))
+    return _warm_config(recipe, spec, taps, source)[1]
 
 
-def _warm(
-    recipe: Recipe, spec: TargetSpec, taps: tuple[int, ...]
-) -> tuple[DFlash, DrafterConfig, tuple[str, ...]]:
-    folder = Path(recipe.drafter.warm_start or "")
-    source = read_source(folder)
-    config, notes = warm_config(
-        source.config,
-        folder,
+def _warm_config(
+    recipe: Recipe, spec: TargetSpec, taps: tuple[int, ...], source: DrafterConfig
+) -> tuple[DrafterConfig, tuple[str, ...]]:
+    return warm_config(
+        source,
+        Path(recipe.drafter.warm_start or ""),
         recipe.drafter,
         spec,
         taps,
         template_digest=template_digest(Path(recipe.target.path)),
         template_args=recipe.corpus.template_args,
     )
-    return source, config, notes

@@ -108,13 +108,12 @@ class VocabularyCounts:
         """
         if self._recipe.draft_vocab is None:
             return None
-        vocabulary, _ = choose_vocabulary(
+        return choose_vocabulary(
             self.answers[Split.TRAIN] + self.texts,
             self._recipe.draft_vocab,
             tokenizer_size=self._spec.tokenizer_size,
             always=[i for i in self._spec.eos_token_ids if i < self._spec.tokenizer_size],
         )
-        return vocabulary
 
     def report(self, vocabulary: DraftVocabulary) -> "VocabularyReport":
         """What `vocabulary` covers of what was counted."""
@@ -125,7 +124,7 @@ class VocabularyCounts:
             train=coverage(vocabulary, self.answers[Split.TRAIN]),
             validation=coverage(vocabulary, self.answers[Split.VALIDATION]),
             text=coverage(vocabulary, self.texts) if self._recipe.vocab_text else None,
-            never_seen=coverage(vocabulary, counted).never_seen,
+            never_seen=int((counted[vocabulary.ids.cpu()] == 0).sum()),
         )
 
 

@@ -1,0 +1,35 @@
+"""Words of messages."""
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.watch.words import command_line, counted, ordered
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "words"),
+    [
+        (0, "row", "0 rows"),
+        (1, "row", "1 row"),
+        (1234, "row", "1,234 rows"),
+        (1, "process", "1 process"),
+        (2, "process", "2 processes"),
+    ],
+)
+def test_a_count_has_its_noun_in_the_right_number(count, noun, words):
+    assert counted(count, noun) == words
+
+
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_a_shell_takes_a_command_apart_into_its_words(words):
+    assert shlex.split(command_line(*words)) == words
+
+
+def test_methods_stand_by_their_budgets():
+    names = ["ddtree-64", "other", "ddtree-8", "ddtree-128", "chain", "ddtree-16"]
+    assert ordered(names) == [
+        "chain", "ddtree-8", "ddtree-16", "ddtree-64", "ddtree-128", "other",
+    ]  # fmt: skip
