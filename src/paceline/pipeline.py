@@ -46,5 +46,9 @@ def run_stage(
                 require_inputs(name, recipe, run_dir)
             options = {"resume_from": resume_from, "allow_change": allow_change}
             work = importlib.import_module(module).run
-            return work(recipe, run_dir, **(options if name == "train" else {}))
+            report: Report = work(recipe, run_dir, **(options if name == "train" else {}))
+            if report.skipped:
+                with EventWriter(run_dir.events, name) as events:
+                    events.emit("skipped")
+            return report
     raise UserError(f"no stage {name!r}. Stages: {', '.join(stage for stage, _ in STAGES)}.")

@@ -93,9 +93,11 @@ class _Heard:
     """What the end of an event file tells."""
 
     last: dict[str, Any] | None = None
+    ended: dict[str, Any] | None = None
+    """The last `finished` event, for a stage that is complete."""
     counts: Counts | None = None
     is_own: bool = False
-    """Whether the counts are of the process of the last event."""
+    """Whether the counts are of the process that this tells of: the last, or that which ended."""
     step: int | None = None
     loss: float | None = None
     learning_rate: float | None = None
@@ -125,8 +127,10 @@ def stage_status(
     now: float,
 ) -> StageStatus:
     """Look at one stage; `owner` is the process at work, where it is known who holds the run."""
-    heard = _listen(paths.events / f"{name}.jsonl", is_train=name == "train")
     record, damage = _record(name, paths)
+    is_done = record is not None and record.outputs is not None
+    path = paths.events / f"{name}.jsonl"
+    heard = _listen(path, is_train=name == "train", is_done=is_done)
     last = heard.last or {}
     is_running = _is_running(last, owner, is_held=is_held)
     state = _state(name, paths, recipe, record, damage, last, is_running=is_running)
@@ -139,6 +143,8 @@ def stage_status(
     if counts is not None and not is_running:
         counts = replace(counts, eta=None)
     notes = [heard.note] if heard.note else []
+    if name == "train" and is_whole and record is not None:
+        notes += map(str, record.report.get("remarks", ()))
     if state == "outdated":
         notes.append("measured another drafter than the one chosen now")
     if (is_whole or state == "damaged") and last.get("kind") in ("failed", "interrupted"):
@@ -151,7 +157,7 @@ def stage_status(
         state=state,
         detail=_detail(state, damage, last, now) + _goes_on(state, training),
         counts=counts,
-        seconds=_seconds(last, is_running=is_running, now=now),
+        seconds=_seconds(heard.ended or last, is_running=is_running, now=now),
         heard=last.get("t"),
         pid=last.get("pid"),
         host=_text(last.get("host")),
@@ -174,7 +180,8 @@ def started_anew(host: str | None, since: float) -> str:
     return " This machine was started anew since then." if booted > since else ""
 
 
-def _listen(path: Path, *, is_train: bool) -> _Heard:
+def _listen(path: Path, *, is_train: bool, is_done: bool) -> _Heard:
+    """What the events say; of a complete stage, those of the process that completed it."""
     last: dict[str, Any] | None = None
     heard = _Heard()
     try:
@@ -186,8 +193,13 @@ def _listen(path: Path, *, is_train: bool) -> _Heard:
                     note = f"Its events were written by {which} Paceline: its counts are not shown."
                     heard = replace(heard, note=note)
                 break
+            if is_done and heard.ended is None:
+                if event["kind"] != "finished":
+                    continue
+                heard = replace(heard, ended=event)
             if heard.counts is None and (counts := counts_of(event)) is not None:
-                heard = replace(heard, counts=counts, is_own=event["pid"] == last["pid"])
+                told = heard.ended or last
+                heard = replace(heard, counts=counts, is_own=event["pid"] == told["pid"])
             if heard.step is None and type(event.get("step")) is int:
                 heard = replace(heard, step=event["step"])
             if heard.loss is None and _is_number(event.get("loss")):

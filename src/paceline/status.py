@@ -172,7 +172,10 @@ def _next(state: RunState, paths: RunDir) -> str:
             again = command_line("paceline", "status", paths.root)
             return f"It is at work: `{again}` again shows how it goes on."
         case "finished":
-            return f"Nothing is left to do. The results are in {paths.score / 'result.json'}."
+            return (
+                f"Nothing is left to do. The results are in {paths.score / 'result.json'}, on one "
+                f"page in {paths.report}."
+            )
         case "failed":
             return f"Mend what the error names, then {command}: it goes on from what is complete."
         case "refused":

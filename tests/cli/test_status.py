@@ -521,6 +521,9 @@ def test_cut_anywhere_an_event_file_gives_an_answer(killed, straight, data):
         heard = status.stages[STAGES.index(stage)]
         full = [json.loads(line) for line in whole[:cut].splitlines() if _is_json(line)]
         counted = [event for event in full if event["kind"] in COUNTED]
+        if heard.state == "finished":
+            # What completed it counts, or the record.
+            counted = [event for event in counted if event["kind"] == "finished"]
         if counted:
             assert heard.counts.done == counted[-1]["done"]
         assert heard.heard == (full[-1]["t"] if full else None)
@@ -632,3 +635,22 @@ def test_numbers_and_spans_in_words():
 def test_a_run_that_is_gone_while_it_is_looked_at_is_an_error_in_words(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         run_status(tmp_path / "gone")
+
+
+def test_after_a_refused_attempt_a_success_clears_the_note_and_the_numbers_are_of_the_work(
+    straight, tmp_path
+):
+    """The times are of the process that did the work, whatever was asked of the run since."""
+    recipe, finished = straight
+    run = RunDir(shutil.copytree(finished, tmp_path / "run"))
+    before = {s.name: s for s in run_status(run.root).stages}
+    assert main(["score", str(recipe), "--run", str(run.root), "--set", "train.gamma=3"]) == 2
+    refused = {s.name: s for s in run_status(run.root).stages}
+    assert any("ended early" in note for note in refused["score"].notes)
+    assert refused["score"].seconds == before["score"].seconds
+    assert refused["score"].counts == before["score"].counts
+    assert main(["run", str(recipe), "--run", str(run.root)]) == 0
+    after = {s.name: s for s in run_status(run.root).stages}
+    assert not any("ended early" in note for stage in after.values() for note in stage.notes)
+    for name, stage in after.items():
+        assert (stage.state, stage.seconds) == ("finished", before[name].seconds)

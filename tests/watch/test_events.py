@@ -47,7 +47,7 @@ def test_without_an_event_there_is_no_file_and_without_a_run_no_folder(tmp_path)
         (WorkerFailed("item 3 failed"), "failed", False, "item 3 failed"),
         (ZeroDivisionError("by zero"), "failed", False, "ZeroDivisionError: by zero"),
         (Interrupted("SIGTERM: stopped."), "interrupted", None, "SIGTERM: stopped."),
-        (KeyboardInterrupt(), "interrupted", None, "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "interrupted", None, "stopped at once, by Ctrl-C"),
         (OSError("caf\udce9"), "failed", False, "OSError: caf\\udce9"),
     ],
 )

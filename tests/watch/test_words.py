@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.watch.words import command_line, counted, ordered
+from paceline.watch.words import command_line, counted, ordered, speed_advice
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,11 @@ def test_methods_stand_by_their_budgets():
     assert ordered(names) == [
         "chain", "ddtree-8", "ddtree-16", "ddtree-64", "ddtree-128", "other",
     ]  # fmt: skip
+
+
+def test_what_makes_a_method_slow_is_told_apart():
+    costs = {"ddtree-8": (0.5, 1.2), "chain": (0.6, 0.9), "ddtree-16": (0.7, 0.8), "x": (1.1, 1.3)}
+    weak, dear = speed_advice(costs)
+    assert weak.startswith("chain, ddtree-16: slower than plain decoding even where")
+    assert dear.startswith("ddtree-8: slower than plain decoding because a verification costs")
+    assert speed_advice({"x": (1.1, 0.9)}) == []

@@ -99,6 +99,7 @@ def run(args: Args) -> int:
     say(f"wrote {args.out}: blocks of {recipe.drafter.block_size}, {layers}")
     for note in notes(recipe):
         say(f"note: {note}")
+    say(f"the run will lie in runs/{recipe.name}, after `name` in the recipe")
     say(f"next: {command}")
     return 0
 

@@ -46,6 +46,9 @@ class UnitTask:
     batches: tuple[int, ...]
     """Samples of each forward pass, one after the other in that order."""
 
+    def __repr__(self) -> str:
+        return f"{self.key}, {len(self.positions)} samples"
+
 
 @dataclass(frozen=True)
 class UnitDone:

@@ -120,7 +120,8 @@ class DrafterRecipe:
     init: Literal["target", "random"] = "target"
     """Start from copies of the target's own last layers, or from noise."""
     warm_start: str | None = None
-    """Folder of a trained drafter (`checkpoints/step_NNNNNN`) to start from, instead of `init`."""
+    """Folder of a trained drafter (`checkpoints/step_NNNNNN`) to start from, instead of `init`.
+    A tenth of the usual `learning_rate` keeps what it knows."""
     in_block_mask: Literal["bidirectional", "causal"] = "bidirectional"
     """Whether a slot sees all slots of its block, or those up to it; layers of full attention."""
     layer_types: tuple[Literal["full", "sliding"], ...] | None = None

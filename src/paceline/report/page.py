@@ -15,7 +15,7 @@ from paceline.report.collect import RunView
 from paceline.report.result_charts import result_charts
 from paceline.report.text import DEEPEST, Origin, SampleText, sample_text
 from paceline.report.training_charts import training_charts
-from paceline.watch.words import named, ordered
+from paceline.watch.words import named, ordered, speed_advice
 
 MARK = b"<!doctype html>\n<!-- A report of paceline."
 """How a report is told from a page that somebody else wrote."""
@@ -48,6 +48,7 @@ def render(view: RunView) -> bytes:
     text = sample_text(view)
     page = environment.get_template("page.html").render(
         view=view,
+        advice=_advice(view),
         charts={c.name: c for c in (*training_charts(view), *result_charts(view))},
         text=text,
         legend=_legend(text),
@@ -145,3 +146,12 @@ def _file(name: str) -> str:
 def _hash(script: str) -> str:
     """For the page's policy: no script runs but these."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _advice(view: RunView) -> list[str]:
+    known: dict[str, tuple[float, float]] = {}
+    for name, cost in (view.result.cost if view.result else {}).items():
+        measured, at_one = cost.speedup_wall, cost.projected.get("1")
+        if measured is not None and at_one is not None:
+            known[name] = (measured, at_one)
+    return speed_advice(known)

@@ -35,6 +35,9 @@ class Prompt:
     check_walk: bool
     """Whether the walk's budgets are decoded here too."""
 
+    def __repr__(self) -> str:
+        return f"prompt {self.prompt_id} of {self.dataset}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paceline.watch.words import counted
+from paceline.watch.words import counted, speed_advice
 
 _WIDTH = 100
 """Columns of a terminal that shows the tables unbroken."""
@@ -102,9 +102,7 @@ def _sentences(result: dict[str, Any]) -> list[str]:
         f"lossless: {identical} speculative answers are the plain answer token for token, {others}",
         f"walk: {walked} decoded answers have exactly the rounds that the walk computes",
     ]
-    if any(cost["speedup_wall"] < 1.0 for cost in result["cost"].values()):
-        sentences.append(
-            "Speculation that loses time here does so because a verification costs several plain "
-            "steps on this machine; the last columns say what the same τ gives where it is cheaper."
-        )
-    return sentences
+    if all(pooled["tau"] <= 1.0 for pooled in result["pooled"].values()):
+        sentences.append("warning: nothing that the drafter proposed was accepted")
+    costs = {n: (c["speedup_wall"], c["projected"]["1"]) for n, c in result["cost"].items()}
+    return [*sentences, *speed_advice(costs)]

@@ -284,6 +284,7 @@ def _finish(
         "seconds": round(state.seconds, 1),
         "parameters": sum(p.numel() for p in drafter.parameters()),
         **remarks.numbers,
+        "remarks": [*remarks.warnings, *remarks.facts, *worse(run_dir, state, tau)],
     }
     record.finish([best / WEIGHTS, best / CONFIG], numbers)
     size = numbers["parameters"] / 1e6

@@ -37,6 +37,7 @@ Kind = Literal[
     "progress",
     "redo",
     "finished",
+    "skipped",
     "failed",
     "interrupted",
     "step",
@@ -49,7 +50,7 @@ Kind = Literal[
 COUNTED = ("start", "progress", "finished", "step", "skipped_step")
 """Kinds that always carry the counts."""
 
-ENDS = ("finished", "failed", "interrupted")
+ENDS = ("finished", "skipped", "failed", "interrupted")
 """Kinds after which a process tells nothing more of its stage."""
 
 _INTERRUPTED = 130
@@ -172,6 +173,8 @@ def _ends_torn(file: BinaryIO) -> bool:
 def _text(error: BaseException) -> str:
     """The error in words; its class too, where it is none of those that are raised on purpose."""
     text = str(error) if hasattr(error, "exit_code") else f"{type(error).__name__}: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        text = "stopped at once, by Ctrl-C"
     lines = [text.removesuffix(": "), *getattr(error, "__notes__", ())]
     # A file name that is no UTF-8 stands in a message as characters that no JSON can hold.
     return "\n".join(lines).encode(errors="backslashreplace").decode()

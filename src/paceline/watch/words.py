@@ -1,7 +1,7 @@
 """How messages put things: counts, methods in order, commands to copy."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -32,3 +32,30 @@ def ordered(methods: Iterable[str]) -> list[str]:
         return (1, int(budget), head) if budget.isdecimal() else (2, 0, name)
 
     return sorted(methods, key=key)
+
+
+def speed_advice(costs: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Why methods lose time, a sentence for each cause; none where all are faster than plain.
+
+    Args:
+        costs: by method, the measured speed-up and the one projected to a verification that costs
+            a single plain step.
+
+    """
+    slow = ordered(name for name, (measured, _) in costs.items() if measured < 1.0)
+    weak = [name for name in slow if costs[name][1] < 1.0]
+    dear = [name for name in slow if name not in weak]
+    sentences = []
+    if weak:
+        sentences.append(
+            f"{', '.join(weak)}: slower than plain decoding even where a verification costs a "
+            "single plain step, because too little is accepted for what drafting costs. Train "
+            "longer or on more data, or draft with fewer layers."
+        )
+    if dear:
+        sentences.append(
+            f"{', '.join(dear)}: slower than plain decoding because a verification costs more than "
+            "one plain step on this machine. The last columns say what the same τ gives where it "
+            "is cheaper."
+        )
+    return sentences
