@@ -37,6 +37,11 @@ now. `died`: its process ended without a word. `damaged`: the record cannot be b
 output is not there as it was written."""
 
 
+_AFTER_END = 1000
+"""Events among which a complete stage has told of its end: later attempts add a few. Where it has
+not, its record tells."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """What only a training has."""
@@ -149,6 +154,7 @@ def stage_status(
         notes.append("measured another drafter than the one chosen now")
     if (is_whole or state == "damaged") and last.get("kind") in ("failed", "interrupted"):
         notes.append(f"The last attempt at it ended early: {last.get('error')}")
+    at_work = last if is_running or heard.ended is None else heard.ended
     training = None
     if name == "train":
         training = _training(paths, heard, None if damage else record)
@@ -157,7 +163,7 @@ def stage_status(
         state=state,
         detail=_detail(state, damage, last, now) + _goes_on(state, training),
         counts=counts,
-        seconds=_seconds(heard.ended or last, is_running=is_running, now=now),
+        seconds=_seconds(at_work, is_running=is_running, now=now),
         heard=last.get("t"),
         pid=last.get("pid"),
         host=_text(last.get("host")),
@@ -185,7 +191,7 @@ def _listen(path: Path, *, is_train: bool, is_done: bool) -> _Heard:
     last: dict[str, Any] | None = None
     heard = _Heard()
     try:
-        for event in last_events(path):
+        for number, event in enumerate(last_events(path)):
             last = last or event
             if event["v"] != SCHEMA_VERSION:
                 which = "a newer" if event["v"] > SCHEMA_VERSION else "an older"
@@ -194,6 +200,8 @@ def _listen(path: Path, *, is_train: bool, is_done: bool) -> _Heard:
                     heard = replace(heard, note=note)
                 break
             if is_done and heard.ended is None:
+                if number >= _AFTER_END:
+                    break
                 if event["kind"] != "finished":
                     continue
                 heard = replace(heard, ended=event)

@@ -1,17 +1,13 @@
 """`paceline run` killed, in every stage and at random: started again, it ends like another."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
-import pytest
 
 from paceline.durable.processes import wait_while
 from paceline.recipe.run_dir import RunDir
-from random_kills import Undisturbed, random_kills, undisturbed
-from run_server import RunServer, differences, wait_for_event
-from tiny_run import tiny_project
+from random_kills import random_kills
+from run_server import differences, wait_for_event
 
 MOMENTS = (
     ("prepare", "start"),
@@ -20,22 +16,6 @@ MOMENTS = (
     ("train", "checkpoint"),
     ("score", "progress"),
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[RunServer]:
-    with RunServer(tmp_path_factory.mktemp("server") / "log") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory) -> Path:
-    return tiny_project(tmp_path_factory.mktemp("project"))
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory, server, recipe) -> Undisturbed:
-    return undisturbed(server, recipe, RunDir(tmp_path_factory.mktemp("straight") / "run"))
 
 
 def test_a_run_killed_in_every_stage_ends_like_an_undisturbed_one(

@@ -4,16 +4,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from paceline.recipe.run_dir import RunDir
-from random_kills import Undisturbed, undisturbed
-from run_server import RunServer, differences, wait_for_event
-from tiny_run import tiny_project
+from random_kills import Undisturbed
+from run_server import differences, wait_for_event
 
 MOMENTS = (
     ("prepare", "start"),
@@ -26,22 +23,6 @@ MOMENTS = (
     ("score", "start"),
     ("score", "progress"),
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[RunServer]:
-    with RunServer(tmp_path_factory.mktemp("server") / "log") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory) -> Path:
-    return tiny_project(tmp_path_factory.mktemp("project"))
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory, server, recipe) -> Undisturbed:
-    return undisturbed(server, recipe, RunDir(tmp_path_factory.mktemp("straight") / "run"))
 
 
 def events_of(run: RunDir, stage: str) -> list[dict]:

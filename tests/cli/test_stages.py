@@ -10,7 +10,6 @@ import pytest
 import paceline
 from fixtures_chatml import save_tokenizer
 from paceline.cli.main import main
-from paceline.cli.terminal import duration
 from paceline.durable.errors import UserError
 from paceline.durable.owner import owned
 from paceline.pipeline import STAGES, run_stage
@@ -20,6 +19,7 @@ from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.stage import Report, StageRecord
 from paceline.recipe.write import adopt_recipe
+from paceline.watch.words import duration
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.durable.errors import DataError, Interrupted, WorkerFailed
+from paceline.flow.signals import Terminated
 from paceline.watch.events import Counts, EventWriter, by_reason
 
 
@@ -48,6 +49,7 @@ def test_without_an_event_there_is_no_file_and_without_a_run_no_folder(tmp_path)
         (ZeroDivisionError("by zero"), "failed", False, "ZeroDivisionError: by zero"),
         (Interrupted("SIGTERM: stopped."), "interrupted", None, "SIGTERM: stopped."),
         (KeyboardInterrupt(), "interrupted", None, "stopped at once, by Ctrl-C"),
+        (Terminated("SIGTERM"), "interrupted", None, "stopped at once, by SIGTERM"),
         (OSError("caf\udce9"), "failed", False, "OSError: caf\\udce9"),
     ],
 )

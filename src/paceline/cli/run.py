@@ -6,11 +6,12 @@ from time import monotonic
 
 from paceline.cli.report import add_report
 from paceline.cli.stages import TrainArgs, open_run, run_stages, train_options
-from paceline.cli.terminal import duration, header, say
+from paceline.cli.terminal import header, say
 from paceline.durable.errors import TargetError
 from paceline.pipeline import STAGES
 from paceline.recipe.check import notes
 from paceline.recipe.schema import Recipe
+from paceline.watch.words import duration
 
 
 @dataclass(frozen=True, kw_only=True)

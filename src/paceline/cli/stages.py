@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from paceline.cli.terminal import duration, header, say
+from paceline.cli.terminal import header, say
 from paceline.durable.errors import (
     DataError,
     IntegrityError,
@@ -26,7 +26,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.training import require_changeable
 from paceline.recipe.write import adopt_recipe, check_run_recipe, is_by_hand, is_run
 from paceline.upstream import require_agreement
-from paceline.watch.words import command_line
+from paceline.watch.words import command_line, duration
 
 if TYPE_CHECKING:
     from paceline.recipe.stage import Report

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from paceline.cli.terminal import duration, say
+from paceline.cli.terminal import say
 from paceline.durable.errors import PacelineError, UserError
 from paceline.durable.fs import PARTIAL, REAL_FS
 from paceline.durable.owner import LOCK, Owner, holder, owned
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.write import is_run
-from paceline.watch.words import command_line, counted
+from paceline.watch.words import command_line, counted, duration
 
 if TYPE_CHECKING:
     import psutil

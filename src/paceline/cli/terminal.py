@@ -38,17 +38,6 @@ def show(text: "Text", *, marked: str) -> None:
     print(plain + text.plain[end:], flush=True)
 
 
-def duration(seconds: float) -> str:
-    """Such as `4.2 s`, `3 min 05 s`, `2 h 10 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
-
-
 def _console_print(text: str, style: str | None = None) -> None:
     from rich.console import Console
 

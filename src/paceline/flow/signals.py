@@ -53,7 +53,7 @@ class Stop:
             self._number, self._at = number, now
             return True
         if now - self._at > _ECHO:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(signal.Signals(number).name)
         return False
 
 

@@ -15,7 +15,7 @@ from paceline.report.collect import RunView
 from paceline.report.result_charts import result_charts
 from paceline.report.text import DEEPEST, Origin, SampleText, sample_text
 from paceline.report.training_charts import training_charts
-from paceline.watch.words import named, ordered, speed_advice
+from paceline.watch.words import duration, named, ordered, speed_advice
 
 MARK = b"<!doctype html>\n<!-- A report of paceline."
 """How a report is told from a page that somebody else wrote."""
@@ -41,7 +41,7 @@ def render(view: RunView) -> bytes:
         "counted": lambda value, noun: f"{count(value)} {named(value, noun)}",
         "ordered": ordered,
         "percent": percent,
-        "duration": duration,
+        "duration": lambda value: duration(value) if _is_number(value) else NOTHING,
         "moment": moment,
         "figure": _figure,
     }
@@ -78,19 +78,6 @@ def count(value: Any) -> str:
 def percent(value: Any, digits: int = 1) -> str:
     """A share in per cent, or a dash."""
     return f"{100 * value:.{digits}f} %" if _is_number(value) else NOTHING
-
-
-def duration(seconds: Any) -> str:
-    """Such as `4.2 s`, `3 min 05 s`, `2 h 10 min`."""
-    if not _is_number(seconds):
-        return NOTHING
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes:02d} min"
 
 
 def moment(seconds: Any) -> str:

@@ -19,7 +19,7 @@ def choice(best: Path, tau: Mapping[str, float]) -> str:
 
 
 def worse(run_dir: RunDir, state: TrainState, tau: Mapping[str, float]) -> Iterator[str]:
-    """A warning where the best checkpoint, of this `tau`, is below where the training began.
+    """A sentence where the best checkpoint, of this `tau`, is below where the training began.
 
     None where `--allow-change` had later evaluations use other samples or anchors.
     """
@@ -33,7 +33,7 @@ def worse(run_dir: RunDir, state: TrainState, tau: Mapping[str, float]) -> Itera
     before, now = f"{first[CHOOSING]:.3f}", f"{tau[CHOOSING]:.3f}"
     if float(now) < float(before):
         yield (
-            f"warning: simulated τ {CHOOSING} was {before} before the first step and is {now} at "
+            f"simulated τ {CHOOSING} was {before} before the first step and is {now} at "
             "the best checkpoint: training made it worse. Lower train.learning_rate."
         )
 

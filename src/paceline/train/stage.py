@@ -272,6 +272,7 @@ def _finish(
         raise DataError(nothing_learned(run_dir, state, drafter))
     best = best_checkpoint(run_dir.checkpoints, record.fingerprints)
     tau = read_state(best).tau
+    warnings = [*remarks.warnings, *worse(run_dir, state, tau)]
     numbers: dict[str, Any] = {
         "best": best.name,
         "simulated_tau": tau,
@@ -284,7 +285,7 @@ def _finish(
         "seconds": round(state.seconds, 1),
         "parameters": sum(p.numel() for p in drafter.parameters()),
         **remarks.numbers,
-        "remarks": [*remarks.warnings, *remarks.facts, *worse(run_dir, state, tau)],
+        "remarks": [*(f"warning: {sentence}" for sentence in warnings), *remarks.facts],
     }
     record.finish([best / WEIGHTS, best / CONFIG], numbers)
     size = numbers["parameters"] / 1e6
@@ -298,7 +299,8 @@ def _finish(
     if state.skipped_steps:
         lines.append(f"{state.skipped_steps} steps had no finite gradient and changed nothing")
     lines += remarks.facts
-    lines += worse(run_dir, state, tau)
+    # Those of the start stand in the log.
+    lines += [f"warning: {sentence}" for sentence in warnings[len(remarks.warnings) :]]
     return Report(stage="train", numbers=numbers, lines=tuple(lines))
 
 

@@ -18,8 +18,6 @@ from paceline.target.taps import default_taps
 from paceline.target.template import special_token_ids, template_digest
 from paceline.train.vocabulary import VocabularyCounts
 
-_WARNING = "warning: "
-
 
 def first_drafter(
     recipe: Recipe,
@@ -68,18 +66,10 @@ class Remarks:
 
     numbers: dict[str, Any]
     """JSON values: `draft_vocabulary`, `warm_start`, each where there is one."""
-    lines: tuple[str, ...]
-    """Sentences, of which warnings begin with `warning: `."""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """For the log, whose level says that they are some."""
-        return tuple(s.removeprefix(_WARNING) for s in self.lines if s.startswith(_WARNING))
-
-    @property
-    def facts(self) -> tuple[str, ...]:
-        """For the report."""
-        return tuple(s for s in self.lines if not s.startswith(_WARNING))
+    warnings: tuple[str, ...]
+    """Sentences for the log, whose level says what they are."""
+    facts: tuple[str, ...]
+    """Sentences for the report."""
 
 
 def remarks_on(
@@ -95,19 +85,20 @@ def remarks_on(
     proved the weights: of the drafter started from only the config is read here.
     """
     numbers: dict[str, Any] = {}
-    lines: list[str] = []
+    warnings: list[str] = []
+    facts: list[str] = []
     if recipe.drafter.warm_start is not None:
         source = read_config(Path(recipe.drafter.warm_start))
         _, notes = _warm_config(recipe, spec, taps, source)
         numbers["warm_start"] = {"from": recipe.drafter.warm_start, "notes": list(notes)}
-        lines += [f"started from {recipe.drafter.warm_start}", *notes]
+        facts += [f"started from {recipe.drafter.warm_start}", *notes]
     vocabulary = drafter.vocabulary
     if vocabulary is not None:
         covered = counts.report(vocabulary)
         numbers["draft_vocabulary"] = covered.numbers()
-        lines += covered.lines()
-        lines += _lost_ends(vocabulary, spec)
-    return Remarks(numbers, tuple(lines))
+        facts.append(covered.fact())
+        warnings += [*covered.warnings(), *_lost_ends(vocabulary, spec)]
+    return Remarks(numbers, tuple(warnings), tuple(facts))
 
 
 def _lost_ends(vocabulary: DraftVocabulary, spec: TargetSpec) -> Iterator[str]:
@@ -116,7 +107,7 @@ def _lost_ends(vocabulary: DraftVocabulary, spec: TargetSpec) -> Iterator[str]:
     if lost:
         one = len(lost) == 1
         yield (
-            f"warning: the draft vocabulary lacks {'the end token' if one else 'the end tokens'} "
+            f"the draft vocabulary lacks {'the end token' if one else 'the end tokens'} "
             f"{', '.join(map(str, lost))} of this target: the last round of every answer that ends "
             f"with {'it' if one else 'one of them'} is lost. Leave drafter.warm_start out to have "
             "a vocabulary chosen that has every end token."

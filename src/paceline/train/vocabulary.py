@@ -158,19 +158,22 @@ class VocabularyReport:
             values |= {"text_tokens": self.text.total, "text_coverage": self.text.share}
         return values
 
-    def lines(self) -> Iterator[str]:
-        """Sentences for the terminal, warnings last."""
+    def fact(self) -> str:
+        """What it covers, in a sentence."""
         parts = [f"{_percent(self.train)} of the tokens trained on"]
         if self.validation.total:
             parts.append(f"{_percent(self.validation)} of the validation answers")
         if self.text is not None:
             parts.append(f"{_percent(self.text)} of {self.text.total:,} tokens of text")
-        yield (
+        return (
             f"draft vocabulary: {self.size:,} of {self.of:,} tokens, which are {', '.join(parts)}"
         )
+
+    def warnings(self) -> Iterator[str]:
+        """What it lacks, in sentences; none where all is well."""
         if self.never_seen:
             yield (
-                f"warning: {self.never_seen} ids never seen are in the draft vocabulary. Count "
+                f"{self.never_seen} ids never seen are in the draft vocabulary. Count "
                 "more text (drafter.vocab_text), or lower drafter.draft_vocab."
             )
         low = [
@@ -183,7 +186,7 @@ class VocabularyReport:
         ]
         if low:
             yield (
-                f"warning: only {' and '.join(low)} can be proposed; below {_LITTLE:.0%}, "
+                f"only {' and '.join(low)} can be proposed; below {_LITTLE:.0%}, "
                 "acceptance suffers. Raise drafter.draft_vocab."
             )
 

@@ -5,6 +5,7 @@ stage), `kind`, and `elapsed` (seconds since the stage began in this process). T
 
 - `start`, `progress`, `finished`: the fields of `Counts`, as they stand then. The last line alone
   says how far a stage is. `finished` also has `report`, the numbers of the stage's record.
+- `skipped`: the stage was found complete, and nothing was done.
 - `redo`: `name` and `reason` of a shard, group or checkpoint that was there and proved nothing.
 - `failed`: `error`, and `refused`: true where what was asked for is impossible (exit code 2).
 - `interrupted`: `error`. It and `failed` repeat the last counts where there are any.
@@ -174,7 +175,7 @@ def _text(error: BaseException) -> str:
     """The error in words; its class too, where it is none of those that are raised on purpose."""
     text = str(error) if hasattr(error, "exit_code") else f"{type(error).__name__}: {error}"
     if isinstance(error, KeyboardInterrupt):
-        text = "stopped at once, by Ctrl-C"
+        text = f"stopped at once, by {str(error) or 'Ctrl-C'}"
     lines = [text.removesuffix(": "), *getattr(error, "__notes__", ())]
     # A file name that is no UTF-8 stands in a message as characters that no JSON can hold.
     return "\n".join(lines).encode(errors="backslashreplace").decode()

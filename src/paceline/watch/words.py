@@ -1,4 +1,4 @@
-"""How messages put things: counts, methods in order, commands to copy."""
+"""How messages put things: counts, times, methods in order, commands to copy."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -15,6 +15,17 @@ def named(count: int, noun: str) -> str:
     if count == 1:
         return noun
     return f"{noun}es" if noun.endswith("s") else f"{noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Such as `4.2 s`, `3 min 05 s`, `2 h 10 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes:02d} min"
 
 
 def command_line(*words: str | Path) -> str:
