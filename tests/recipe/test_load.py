@@ -201,6 +201,23 @@ def test_relative_paths_are_relative_to_the_current_directory(tmp_path, monkeypa
     assert [s.path for s in recipe.corpus.sources] == [str(tmp_path / "a.jsonl"), "/b.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("", ""), ("here", "{cwd}/here"), ("/there", "/there"), ("~/home", "{cwd}/home"),
+        ("s3://bucket/prefix", "s3://bucket/prefix"), ("file:///data", "file:///data"),
+    ],
+)  # fmt: skip
+def test_places_of_shards_are_the_same_from_any_folder(tmp_path, monkeypatch, given, meant):
+    """A service goes on with a run from another folder than the one it was begun in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    extract = load(tmp_path, f"extract: {{store: '{given}', staging: stage}}").extract
+    assert extract.store == meant.format(cwd=tmp_path)
+    assert extract.staging == str(tmp_path / "stage")
+    assert load(tmp_path, "extract: {staging: auto}").extract.staging == "auto"
+
+
 def test_overrides_reach_every_kind_of_place(tmp_path):
     recipe = load(
         tmp_path,

@@ -1,4 +1,5 @@
 import dataclasses
+import subprocess
 import typing
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from paceline.durable.errors import IntegrityError
 from paceline.recipe import schema
 from paceline.recipe.convert import known_keys
 from paceline.recipe.load import load_recipe, resolve_paths
+from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import CorpusRecipe, DrafterRecipe, Recipe, SourceRecipe
 from paceline.recipe.write import (
     RUN_MARK,
+    adopt_recipe,
     check_run_recipe,
     field_docs,
     recipe_yaml,
@@ -110,6 +113,17 @@ def test_a_failed_write_leaves_the_old_recipe(tmp_path, monkeypatch):
         write_recipe(Recipe(name="new"), path)
     assert load_recipe(path).name == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_what_a_killed_process_left_half_written_beside_the_recipe_is_removed(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    run = RunDir(tmp_path)
+    left = tmp_path / f"recipe.yaml.{ended.pid}.partial"
+    for _ in range(2):
+        left.write_bytes(b"name: o")
+        adopt_recipe(Recipe(name="one"), run)
+        assert [p.name for p in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
 @pytest.mark.parametrize("kind", SECTIONS, ids=lambda kind: kind.__name__)

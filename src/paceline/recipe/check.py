@@ -11,6 +11,7 @@ from typing import Any
 from paceline.durable.errors import RecipeError
 from paceline.recipe.convert import closest
 from paceline.recipe.drafter_inputs import drafter_input_problems, warm_start_problem
+from paceline.recipe.extract_inputs import extract_problems
 from paceline.recipe.fingerprint import flatten
 from paceline.recipe.schema import Recipe
 
@@ -54,6 +55,7 @@ BOUNDS: tuple[tuple[str, Bound], ...] = (
     ("corpus.min_loss_tokens", _ONE_OR_MORE),
     ("corpus.validation_fraction", _SHARE),
     ("corpus.seed", _SEED),
+    ("target.devices.*", _ZERO_OR_MORE),
     ("target.workers", _ONE_OR_MORE),
     ("target.threads", _ONE_OR_MORE),
     ("regenerate.max_new_tokens", _ONE_OR_MORE),
@@ -66,6 +68,15 @@ BOUNDS: tuple[tuple[str, Bound], ...] = (
     ("extract.taps.*", _ZERO_OR_MORE),
     ("extract.shard_bytes", _ONE_OR_MORE),
     ("extract.batch_tokens", _ONE_OR_MORE),
+    ("extract.chunk_tokens", _ONE_OR_MORE),
+    ("extract.staging_bytes", _ONE_OR_MORE),
+    ("extract.high_mark", Bound(0, 1, low_open=True)),
+    ("extract.low_mark", Bound(0, 1, low_open=True)),
+    ("extract.space_wait", _ZERO_OR_MORE),
+    ("extract.uploads", Bound(1, 64)),
+    ("extract.unit_retries", _ONE_OR_MORE),
+    ("extract.allow_quarantined", _ZERO_OR_MORE),
+    ("extract.recheck_samples", _ZERO_OR_MORE),
     ("drafter.layers", _ONE_OR_MORE),
     ("drafter.block_size", Bound(2)),
     ("drafter.mask_token_id", _ZERO_OR_MORE),
@@ -89,6 +100,8 @@ BOUNDS: tuple[tuple[str, Bound], ...] = (
     ("train.eval_samples", _ONE_OR_MORE),
     ("train.eval_anchors", _ONE_OR_MORE),
     ("train.keep_checkpoints", _ONE_OR_MORE),
+    ("train.cache_bytes", _ONE_OR_MORE),
+    ("train.shard_window", _ONE_OR_MORE),
     ("train.max_bad_steps", _ONE_OR_MORE),
     ("train.seed", _SEED),
     ("train.threads", _ONE_OR_MORE),
@@ -118,6 +131,7 @@ def check_recipe(recipe: Recipe) -> None:
             *_template_args(recipe),
             *_sources(recipe),
             *drafter_input_problems(recipe.drafter),
+            *extract_problems(recipe),
         ]
     )
 
@@ -258,10 +272,11 @@ def _lengths(recipe: Recipe) -> Iterator[str]:
             f"regenerate.max_new_tokens: {recipe.regenerate.max_new_tokens} leaves no room for a "
             f"prompt in corpus.max_length {longest}. Lower it or raise max_length."
         )
-    if recipe.extract.batch_tokens < longest:
+    if recipe.extract.chunk_tokens is None and recipe.extract.batch_tokens < longest:
         yield (
             f"extract.batch_tokens: {recipe.extract.batch_tokens} cannot hold a sample of "
-            f"corpus.max_length {longest} tokens. Raise it to {longest} or lower max_length."
+            f"corpus.max_length {longest} tokens. Raise it to {longest}, lower max_length, or "
+            "have long samples taken in pieces (extract.chunk_tokens)."
         )
 
 

@@ -41,6 +41,9 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def resolve_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, `~` expanded; an empty path stays empty."""
     sources = tuple(dataclasses.replace(s, path=_absolute(s.path)) for s in recipe.corpus.sources)
+    asked = recipe.extract
+    store = asked.store if "://" in asked.store else _absolute(asked.store)
+    staging = asked.staging if asked.staging == "auto" else _absolute(asked.staging)
     warm_start = recipe.drafter.warm_start
     drafter = dataclasses.replace(
         recipe.drafter,
@@ -52,6 +55,7 @@ def resolve_paths(recipe: Recipe) -> Recipe:
         drafter=drafter,
         target=dataclasses.replace(recipe.target, path=_absolute(recipe.target.path)),
         corpus=dataclasses.replace(recipe.corpus, sources=sources),
+        extract=dataclasses.replace(asked, store=store, staging=staging),
     )
 
 

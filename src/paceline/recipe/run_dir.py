@@ -34,8 +34,18 @@ class RunDir:
 
     @property
     def features(self) -> Path:
-        """The feature store, a folder of shards."""
+        """The feature store, or what belongs to it: journal, record, manifest."""
         return self.root / "features"
+
+    @property
+    def staging(self) -> Path:
+        """Shards that wait for their upload, where no better place has room."""
+        return self.root / "staging"
+
+    @property
+    def shard_cache(self) -> Path:
+        """Local copies of an object store's shards."""
+        return self.root / "cache"
 
     @property
     def checkpoints(self) -> Path:

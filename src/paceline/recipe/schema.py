@@ -57,6 +57,8 @@ class TargetRecipe:
     """Compute type. On CPUs without AVX512 bfloat16 is 5-9 times slower than float32."""
     device: str = "cpu"
     """`cpu` or `cuda:0`."""
+    devices: tuple[int, ...] = ()
+    """GPUs by number, one worker process each (extract), instead of `device` and `workers`."""
     workers: int = 1
     """Processes that run the target side by side (regenerate, extract, score)."""
     threads: int = 1
@@ -103,6 +105,40 @@ class ExtractRecipe:
     """About this many bytes a shard file."""
     batch_tokens: int = 4096
     """At most this many tokens in one forward pass of the target."""
+    chunk_tokens: int | None = None
+    """Longer samples pass through the target in pieces of this many tokens, which saves memory;
+    null takes each sample in one piece."""
+    store: str = ""
+    """Where the shards are kept: a folder, `file://`, `s3://bucket/prefix`, `gs://` or `az://`;
+    `features/` of the run where empty. Credentials come from the environment (AWS_..., and so on),
+    never from here."""
+    store_options: dict[str, str] = field(default_factory=dict)
+    """What the store's client needs beside them, such as `endpoint`, `region`, `allow_http`."""
+    codec: Literal["auto", "none", "planes", "int8o"] = "auto"
+    """`none`; `planes` (lossless, about two thirds of the bytes); `int8o` (about half, not
+    lossless); `auto` is `none` in folders and `planes` in object stores."""
+    isolate: bool = True
+    """Run the target in worker processes, which are started again when they die; off runs it in
+    this one, for small targets and for debugging."""
+    staging: str = "auto"
+    """Where shards wait for their upload: a folder, or `auto`: shared memory where it is large
+    enough, else `staging/` of the run. Without an object store nothing is staged."""
+    staging_bytes: int | None = None
+    """The most bytes that may wait there; null takes half of what is free at the start."""
+    high_mark: float = 0.8
+    """Used share of a file system above which nothing more is made for it."""
+    low_mark: float = 0.7
+    """Used share at which the work goes on."""
+    space_wait: float = 3600.0
+    """Seconds without room, or without an answer of the store, after which the stage gives up."""
+    uploads: int = 4
+    """Shards that are uploaded at a time."""
+    unit_retries: int = 2
+    """Failures or deaths over one shard after which it is quarantined."""
+    allow_quarantined: int = 0
+    """Quarantined shards with which the features still count as complete."""
+    recheck_samples: int = 2
+    """Stored samples that are captured again and compared when an extraction goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +217,11 @@ class TrainRecipe:
     """Anchors per validation sample."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept beside the best."""
+    cache_bytes: int | None = None
+    """Local copies of an object store's shards; null allows half of what is free."""
+    shard_window: int | None = None
+    """Shuffle shards, then samples among this many shards, for stores larger than the local copies;
+    null shuffles all samples."""
     max_bad_steps: int = 10
     """Non-finite steps in a row that stop the run."""
     seed: int = 0

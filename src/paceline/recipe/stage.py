@@ -1,6 +1,7 @@
 """The record that tells whether a stage's artefacts are whole, and made by this recipe."""
 
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,7 +59,8 @@ class Record:
     fingerprint: str
     fields: Fields
     outputs: dict[str, str] | None = None
-    """File name to digest; None until the stage has come to its end."""
+    """File name to digest; None until the stage has come to its end, empty once its artefacts were
+    cleaned away: stages that need none of them go on, and the stage itself begins anew."""
     report: dict[str, Any] = field(default_factory=dict)
     overrides: tuple[Override, ...] = ()
     """In the order they were made."""
@@ -104,6 +106,17 @@ def changed_outputs(folder: Path, record: Record) -> list[Path]:
         for name, digest in (record.outputs or {}).items()
         if not (folder / name).is_file() or digest_file(folder / name) != digest
     ]
+
+
+def mark_cleaned(folder: Path, name: str) -> None:
+    """Note in the record of a finished stage that its artefacts are being removed on purpose.
+
+    Raises IntegrityError as `read_record`, OSError where the disk refuses.
+    """
+    record = read_record(folder, name)
+    if record is not None and record.outputs:
+        report = {**record.report, "cleaned": round(time.time(), 3)}
+        _write(folder, replace(record, outputs={}, report=report))
 
 
 class StageRecord:
@@ -179,7 +192,7 @@ class StageRecord:
         if self._stored is None:
             return False
         self._refuse_other_fields(self._stored)
-        if self._stored.outputs is None or self._stored.fingerprint != self.fingerprint:
+        if not self._stored.outputs or self._stored.fingerprint != self.fingerprint:
             return False
         return not changed_outputs(self._folder, self._stored)
 
@@ -235,9 +248,15 @@ class StageRecord:
         )
 
     def _store(self, record: Record) -> None:
-        record = replace(record, checksum=_checksum(record))
-        write_atomic(self._path, msgspec.json.format(_encoded(record), indent=1))
-        self._stored = record
+        self._stored = _write(self._folder, record)
+
+
+def _write(folder: Path, record: Record) -> Record:
+    """Returns it with its checksum."""
+    record = replace(record, checksum=_checksum(record))
+    encoded = msgspec.json.format(_encoded(record), indent=1)
+    write_atomic(folder / f"{record.stage}.stage.json", encoded)
+    return record
 
 
 def _identity(path: Path) -> tuple[int, ...]:

@@ -8,7 +8,12 @@ from paceline.durable.errors import RecipeError
 from paceline.recipe.convert import closest, known_keys
 from paceline.recipe.schema import TrainRecipe
 
-WITHOUT_EFFECT = ("train.device", "train.threads", "train.keep_checkpoints")
+WITHOUT_EFFECT = (
+    "train.device",
+    "train.threads",
+    "train.keep_checkpoints",
+    "train.cache_bytes",
+)
 """Keys that change where and how fast, not what is computed."""
 
 CHANGEABLE = (
@@ -35,9 +40,15 @@ CHANGEABLE = (
 )
 """Keys with which a training can go on from a checkpoint that was made with another value."""
 
+LATER_KEYS = {"train.shard_window": None}
+"""Keys that records of earlier releases lack, with what they did then. A record holds such a key
+only where it says something else, so that those trainings can go on."""
+
+_ORDER = "it determines the order of the samples, and a place in one order is none in another"
+
 _REASONS = {
-    "train.seed": "it determines the order of the samples, and a place in one order is none in "
-    "another",
+    "train.seed": _ORDER,
+    "train.shard_window": _ORDER,
     "drafter": "it determines the network, and the checkpoint's weights are those of another",
     "target": "it determines the data, and the checkpoint stands in the middle of other data",
     "corpus": "it determines the data, and the checkpoint stands in the middle of other data",
@@ -56,6 +67,8 @@ def resolved_compute(recipe: TrainRecipe) -> str:
 def training_fields(recipe: TrainRecipe) -> dict[str, Any]:
     """The section's values that determine what is computed, `auto` resolved."""
     fields = {k: v for k, v in asdict(recipe).items() if f"train.{k}" not in WITHOUT_EFFECT}
+    same = [k for k, v in LATER_KEYS.items() if fields[k.removeprefix("train.")] == v]
+    fields = {k: v for k, v in fields.items() if f"train.{k}" not in same}
     return fields | {"compute": resolved_compute(recipe)}
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from paceline.durable.checksum import crc64, crc64_hex
 from paceline.durable.errors import IntegrityError
-from paceline.durable.fs import write_atomic
+from paceline.durable.fs import remove_dead_partials, write_atomic
 from paceline.recipe.document import know_exponents
 from paceline.recipe.load import resolve_paths
 from paceline.recipe.run_dir import RunDir
@@ -85,8 +85,10 @@ def adopt_recipe(recipe: Recipe, run_dir: RunDir) -> None:
     """Make this the recipe of the run directory; for a stage, before it begins its work.
 
     Whatever ends the stage, the run directory alone then tells how to go on. A stage that finds
-    nothing to do, or refuses, leaves the recipe as it was.
+    nothing to do, or refuses, leaves the recipe as it was. What killed processes left half-written
+    beside it is removed.
     """
+    remove_dead_partials(run_dir.root)
     text = recipe_yaml(recipe).encode()
     if not run_dir.recipe.exists() or run_dir.recipe.read_bytes() != text:
         write_atomic(run_dir.recipe, text)

@@ -13,6 +13,12 @@ stage), `kind`, and `elapsed` (seconds since the stage began in this process). T
   with `step`, `loss`, `learning_rate`, `gradient_norm`; `evaluation` with `step` and
   `simulated_tau` by method; `checkpoint` with `step` and `folder`; `override` with `key`, `made`,
   `asked` and `step`.
+- of `extract`: `checking`, while the store is compared with the records; `recovery` with `ending`
+  and `lines`, how the last run ended; `worker` with
+  `number`, `worker_pid`, `what` and `how`; `waiting` with `wait` (its kind) and `reason`, and
+  `going_on`; `stuck` with `worker` (null: the extraction's own process), `worker_pid`, `call`,
+  `path`, `seconds` and `process_state`, and `unstuck`; `failed_unit` and `quarantined` with `key`
+  and `reason`. Its events with counts also have the fields of `status_parts.Extraction`.
 
 A stage may add fields of its own. Readers leave alone what they do not know.
 """
@@ -21,6 +27,7 @@ import contextlib
 import dataclasses
 import os
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -46,6 +53,15 @@ Kind = Literal[
     "evaluation",
     "checkpoint",
     "override",
+    "checking",
+    "recovery",
+    "worker",
+    "waiting",
+    "going_on",
+    "stuck",
+    "unstuck",
+    "failed_unit",
+    "quarantined",
 ]
 
 COUNTED = ("start", "progress", "finished", "step", "skipped_step")
@@ -96,7 +112,7 @@ class EventWriter:
 
     An error here never stops the work: what cannot be written is left out, and the next event is
     tried again. As a context manager it tells of the exception that ends the stage: `interrupted`
-    or `failed`, by the error's `exit_code`.
+    or `failed`, by the error's `exit_code`. Any thread may emit.
     """
 
     def __init__(self, folder: Path, role: str) -> None:
@@ -106,6 +122,7 @@ class EventWriter:
         self._start = time.monotonic()
         self._file: BinaryIO | None = None
         self._counts: Counts | None = None
+        self._lock = threading.Lock()
 
     def emit(self, kind: Kind, counts: Counts | None = None, **fields: Any) -> None:
         """Append one event; `fields` are JSON values. Counts go before fields of their name."""
@@ -123,7 +140,9 @@ class EventWriter:
             self._counts = counts
             event |= dataclasses.asdict(counts)
         try:
-            self._append(msgspec.json.encode(event) + b"\n")
+            line = msgspec.json.encode(event) + b"\n"
+            with self._lock:
+                self._append(line)
         except (OSError, TypeError, ValueError, RecursionError):
             self.close()
 

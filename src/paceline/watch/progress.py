@@ -67,13 +67,12 @@ class TokenProgress:
         if now - self._last_line >= _LINE_EVERY:
             self._last_line = now
             _LOG.info(
-                "%s: %s of %s tokens (%.0f %%), %s tokens/s, %s left%s",
+                "%s: %s of %s tokens (%.0f %%)%s%s",
                 self._title,
                 f"{done:,}",
                 f"{self._total:,}",
                 100 * done / self._total,
-                f"{self.rate:,.0f}",
-                seconds_text(self.eta),
+                f", {self.rate:,.0f} tokens/s, {seconds_text(self.eta)} left" if self.rate else "",
                 f", {note}" if note else "",
             )
 

@@ -4,6 +4,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+_TENTHS_BELOW = 10
+
+_SPANS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+
 
 def counted(count: int, noun: str) -> str:
     """Such as `1 row`, `1,234 rows`, `2 processes`; `noun` is the singular."""
@@ -26,6 +30,39 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours:,} h {minutes:02d} min"
+
+
+def number(value: float) -> str:
+    """Such as `12`, `1,234`, `12.3 M`."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value:,.0f}" if value >= _TENTHS_BELOW or value == int(value) else f"{value:.1f}"
+
+
+def span(seconds: float) -> str:
+    """Such as `0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h`."""
+    whole = max(0, round(seconds))
+    for size, unit, part, below in _SPANS:
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // part:02d}{below}"
+    return f"{whole}s" if seconds >= _TENTHS_BELOW else f"{max(0.0, seconds):.1f}s"
+
+
+def short_bytes(size: float) -> str:
+    """`3.93 TB`; plain bytes below 1000."""
+    return bytes_text(size).partition(" (")[0]
+
+
+def bytes_text(size: float) -> str:
+    """`3.93 TB (3.58 TiB)`; plain bytes below 1000."""
+    if size < 1000:
+        return f"{size:.0f} B"
+    power = 1
+    while size >= 1000 ** (power + 1) and power < 5:
+        power += 1
+    unit = "kMGTP"[power - 1]
+    return f"{size / 1000**power:.2f} {unit}B ({size / 1024**power:.2f} {unit.upper()}iB)"
 
 
 def command_line(*words: str | Path) -> str:
