@@ -22,7 +22,8 @@ class Refusing(RealFileSystem):
 
 
 @pytest.mark.parametrize(
-    "code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES]
+    "code",
+    [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.ENOTCONN],
 )
 def test_a_refused_write_names_its_file_and_says_what_to_do(tmp_path, code):
     path = tmp_path / "file"

@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -6,7 +7,7 @@ import time
 import psutil
 
 from paceline.durable.checksum import crc64, crc64_combine, crc64_file
-from paceline.durable.fs import REAL_FS, atomic_file, remove_dead_partials
+from paceline.durable.fs import REAL_FS, atomic_file, remove_dead_partials, write_atomic
 
 
 def test_crc64_is_the_one_that_object_stores_compute(tmp_path):
@@ -48,3 +49,31 @@ def test_two_processes_never_share_a_partial(tmp_path):
         assert str(os.getpid()) in file.name
         REAL_FS.write(file, b"1")
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_partials_of_other_machines_are_left_in_a_shared_folder(tmp_path):
+    with atomic_file(tmp_path / "unit"):
+        (own,) = (p.name for p in tmp_path.iterdir())
+    (tmp_path / "unit").unlink()
+    dead = 999_999_999
+    own = own.replace(f".{os.getpid()}.", f".{dead}.")
+    other = f"unit.{'0' * 8}.{dead}.partial"
+    old = f"unit.{dead}.partial"
+    for name in (own, other, old):
+        (tmp_path / name).touch()
+    assert remove_dead_partials(tmp_path, is_shared=True) == sorted([own, old])
+    assert remove_dead_partials(tmp_path) == [other]
+
+
+def test_two_machines_may_write_one_name_of_a_shared_folder_with_one_process_id(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "manifest.json"
+    with atomic_file(path) as file:
+        REAL_FS.write(file, b"one")
+        with monkeypatch.context() as other_machine:
+            other_machine.setattr(socket, "gethostname", lambda: "another")
+            write_atomic(path, b"two")
+        assert path.read_bytes() == b"two"
+    assert path.read_bytes() == b"one"
+    assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]

@@ -1,3 +1,7 @@
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -6,15 +10,36 @@ from hypothesis import strategies as st
 
 from paceline.durable.checksum import crc64
 from paceline.durable.errors import IntegrityError
+from paceline.durable.faulty import FaultyStore
 from paceline.durable.fs import RealFileSystem
+from paceline.durable.iowatch import IoWatch
+from paceline.durable.object_store import ObjectStore
 from paceline.durable.store import LocalStore, MemoryStore, Stat, Store
+from paceline.durable.watched_store import WatchedStore
 
 DATA = bytes(range(256)) * 50
 
 
-@pytest.fixture(params=["local", "memory"])
-def store(request, tmp_path) -> Store:
-    return LocalStore(tmp_path / "store") if request.param == "local" else MemoryStore()
+@pytest.fixture(params=["local", "memory", "faulty", "watched", "s3"])
+def store(request, tmp_path) -> Iterator[Store]:
+    if request.param == "local":
+        yield LocalStore(tmp_path / "store")
+    elif request.param == "memory":
+        yield MemoryStore()
+    elif request.param == "faulty":
+        yield FaultyStore(LocalStore(tmp_path / "store"))
+    elif request.param == "watched":
+        watch = IoWatch()
+        yield WatchedStore(LocalStore(tmp_path / "store"), watch)
+        assert watch.ongoing() == []
+    else:
+        s3 = request.getfixturevalue("s3")
+        with s3.credentials():
+            yield ObjectStore(s3.url(tmp_path.name), s3.options)
+
+
+def keys(store: Store, prefix: str, after: str = "") -> list[str]:
+    return [found.key for found in store.list(prefix, after)]
 
 
 def test_there_are_six_methods():
@@ -63,7 +88,7 @@ def test_a_wrong_checksum_leaves_the_key_as_it_was(store):
     with pytest.raises(IntegrityError):
         store.put("x", DATA, crc64(DATA) ^ 1)
     assert store.head("x") is None
-    assert list(store.list("")) == []
+    assert keys(store, "") == []
     store.put("x", b"old")
     with pytest.raises(IntegrityError):
         store.put("x", DATA, 0)
@@ -73,18 +98,18 @@ def test_a_wrong_checksum_leaves_the_key_as_it_was(store):
 def test_list_is_sorted_by_prefix_and_resumes(store):
     for key in ("b/2", "a", "b/10", "b.x", "c", "b/1"):
         store.put(key, b"1")
-    assert list(store.list("")) == ["a", "b.x", "b/1", "b/10", "b/2", "c"]
-    assert list(store.list("b/")) == ["b/1", "b/10", "b/2"]
-    assert list(store.list("b/", after="b/1")) == ["b/10", "b/2"]
-    assert list(store.list("", after="b/15")) == ["b/2", "c"]
-    assert list(store.list("none")) == []
+    assert keys(store, "") == ["a", "b.x", "b/1", "b/10", "b/2", "c"]
+    assert keys(store, "b/") == ["b/1", "b/10", "b/2"]
+    assert keys(store, "b/", after="b/1") == ["b/10", "b/2"]
+    assert keys(store, "", after="b/15") == ["b/2", "c"]
+    assert keys(store, "none") == []
 
 
 def test_delete(store):
     store.put("a/1", b"1")
     store.put("a/2", b"2")
     store.delete(["a/1", "a/absent", "never/was"])
-    assert list(store.list("")) == ["a/2"]
+    assert keys(store, "") == ["a/2"]
     assert store.head("a/1") is None
 
 
@@ -135,7 +160,7 @@ def test_files_being_written_and_foreign_names_are_no_objects(tmp_path):
     store.put("unit-1", DATA)
     (tmp_path / "unit-2.4711.partial").write_bytes(DATA)
     (tmp_path / ".nfs0001").write_bytes(DATA)
-    assert list(store.list("")) == ["unit-1"]
+    assert keys(store, "") == ["unit-1"]
 
 
 class Watching(RealFileSystem):
@@ -249,3 +274,36 @@ def test_the_nth_error_never_leaves_half_an_object(tmp_path):
     else:
         raise AssertionError("put never succeeded")
     assert (tmp_path / "x").read_bytes() == DATA
+
+
+@pytest.mark.parametrize("call", ["put", "head", "get_range", "list", "delete"])
+def test_what_does_not_return_is_known_by_its_object(call):
+    """Each call of a watched store is known while it lasts, by another thread."""
+    gate, watch = threading.Event(), IoWatch()
+
+    class Gated(MemoryStore):
+        def __getattribute__(self, name):
+            if name == call:
+                gate.wait(20)
+            return super().__getattribute__(name)
+
+    store = WatchedStore(Gated(), watch)
+    arguments = {"put": ("x", b"1"), "head": ("x",), "get_range": ("x", 0, 1), "delete": (["x"],)}
+    act = {"list": lambda: list(store.list(""))}.get(
+        call, lambda: getattr(store, call)(*arguments[call])
+    )
+    thread = threading.Thread(target=lambda: suppressed(act))
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not (found := watch.ongoing()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert found[0].path == ("memory:" if call in ("list", "delete") else "memory:/x")
+    gate.set()
+    thread.join()
+    assert watch.ongoing() == []
+
+
+def suppressed(act):
+    with suppress(KeyError):
+        act()

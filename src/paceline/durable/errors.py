@@ -15,6 +15,7 @@
     ├── ChannelFailed             a part behind the other end of a channel has failed
     ├── ChannelClosed             something was put into a channel after its end
     ├── StorageRefused            the file system said no: no room, no permission, a fault
+    ├── StoreFailed               an object store said no, or did not answer
     └── IntegrityError            bytes at rest are not what was written
         ├── JournalDamaged        a bad record that is followed by good ones
         └── ShardDamaged          a shard or checkpoint whose checksum does not hold
@@ -80,6 +81,25 @@ class ChannelClosed(PacelineError):
 class StorageRefused(PacelineError):
     """The file system said no; what was complete before stands as it was."""
 
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        # Not in `args`: what is not there travels with a pickled error by its own name.
+        self.errno = errno
+        """What the operating system called it; None where it was not the system that refused."""
+
+
+class StoreFailed(PacelineError):
+    """An object store refused an operation, or did not answer; names url, key and operation."""
+
+    def __init__(self, message: str, transient: bool) -> None:
+        # Both in `args`, from which an error is pickled on its way out of a worker.
+        super().__init__(message, transient)
+        self.transient = transient
+        """Whether the same call may succeed later without anybody's doing."""
+
+    def __str__(self) -> str:
+        return self.args[0]
+
 
 class IntegrityError(PacelineError):
     """Bytes at rest are not the bytes that were written."""
@@ -103,8 +123,24 @@ def storage_refused(error: OSError) -> StorageRefused | None:
     place = f"{name}: " if name else ""
     return StorageRefused(
         f"{place}{error.strerror}. {advice} Nothing is lost that was complete: the same command "
-        "goes on from there."
+        "goes on from there.",
+        error.errno,
     )
+
+
+def no_room(error: BaseException) -> OSError | None:
+    """The full disk or quota that is behind an error; None where it is something else.
+
+    Of all that goes wrong with a disk this alone passes by itself, when there is room.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError | StorageRefused):
+            number = cause.errno
+            if number in (errno.ENOSPC, errno.EDQUOT):
+                return cause if isinstance(cause, OSError) else OSError(number, str(cause))
+        cause = cause.__cause__
+    return None
 
 
 _ROOM = "Make room there, or put the run on another disk."
@@ -122,6 +158,11 @@ _ADVICE = {
     errno.ENODEV: _FAULT,
     errno.ENXIO: _FAULT,
     errno.ETIMEDOUT: _FAULT,
+    # What a mount says once the process or the server behind it is gone.
+    errno.ENOTCONN: _FAULT,
+    errno.ECONNABORTED: _FAULT,
+    errno.EHOSTDOWN: _FAULT,
+    errno.EREMOTEIO: _FAULT,
     errno.EEXIST: "A file stands where a folder is needed: move it away.",
     errno.ENOTDIR: "A file stands where a folder is needed: move it away.",
     errno.EISDIR: "A folder stands where a file is needed: move it away.",

@@ -7,10 +7,12 @@ system to write.
 import fcntl
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
+from zlib import crc32
 
 from paceline.durable.processes import is_writer
 
@@ -135,12 +137,13 @@ PARTIAL = ".partial"
 def atomic_file(path: Path, *, fs: FileSystem = REAL_FS) -> Iterator[BinaryIO]:
     """Write a file that appears under its final name only when whole and durable.
 
-    Yields the temporary file, `<name>.<pid>.partial` in the same folder; write to it with
-    `fs.write`. On an exception the temporary file is removed and the final name is as it was
-    before. The process id keeps a killed run's surviving worker out of its successor's file.
+    Yields the temporary file, `<name>.<host>.<pid>.partial` in the same folder; write to it
+    with `fs.write`. On an exception the temporary file is removed and the final name is as it was
+    before. The process id keeps a killed run's surviving worker out of its successor's file, and
+    `<host>` those of two machines that share the folder, where process ids may be the same.
     """
     fs.make_dirs(path.parent)
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    partial = path.with_name(f"{path.name}.{_host()}.{os.getpid()}{PARTIAL}")
     try:
         file = fs.open_new(partial)
         try:
@@ -158,18 +161,30 @@ def atomic_file(path: Path, *, fs: FileSystem = REAL_FS) -> Iterator[BinaryIO]:
     fs.sync_dir(path.parent)
 
 
+def _host() -> str:
+    """A word for this machine; containers have host names of their own, and equal process ids."""
+    return f"{crc32(socket.gethostname().encode()):08x}"
+
+
 def write_atomic(path: Path, data: bytes, *, fs: FileSystem = REAL_FS) -> None:
     """Write `data` to `path` durably; see `atomic_file`."""
     with atomic_file(path, fs=fs) as file:
         fs.write(file, data)
 
 
-def remove_dead_partials(folder: Path, *, fs: FileSystem = REAL_FS) -> list[str]:
-    """Remove what killed processes of this machine left in `folder`; return the names."""
+def remove_dead_partials(
+    folder: Path, *, is_shared: bool = False, fs: FileSystem = REAL_FS
+) -> list[str]:
+    """Remove what killed processes left in `folder`; return the names.
+
+    Where the folder `is_shared`, those of other machines may be alive, and are left.
+    """
     removed = []
     for path in sorted(folder.glob(f"*{PARTIAL}")):
-        owner = re.search(rf"\.(\d+)\{PARTIAL}$", path.name)
-        if owner and not is_writer(int(owner[1]), path):
+        owner = re.search(rf"(?:\.([0-9a-f]{{8}}))?\.(\d+)\{PARTIAL}$", path.name)
+        if owner is None or (is_shared and owner[1] not in (None, _host())):
+            continue
+        if not is_writer(int(owner[2]), path):
             fs.unlink(path)
             removed.append(path.name)
     return removed

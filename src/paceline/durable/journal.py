@@ -6,6 +6,7 @@ format's version), `seq` (0, 1, 2, ...) and the record's own keys.
 
 import io
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -142,11 +143,21 @@ def fold(data: bytes, path: Path) -> Folded:
     return Folded(tuple(records), size)
 
 
-def _damaged(path: Path, line: int, what: str) -> JournalDamaged:
-    return JournalDamaged(
-        f"{path}, line {line} {what}: the file was damaged after it was written. Remove the "
-        "journal to have its work done again, or put the folder back from a copy."
+def salvage(data: bytes) -> tuple[dict[str, Any], ...]:
+    """The good records of a damaged journal: what a line says is true, but lines may be missing."""
+    lines = (_decode(line) for line in io.BytesIO(data))
+    return tuple(r for r in lines if r is not None and r.get("v") == FORMAT_VERSION)
+
+
+def journal_bytes(records: Iterable[dict[str, Any]]) -> bytes:
+    """The bytes of a new journal of these records, numbered anew."""
+    return b"".join(
+        _encode({**record, "v": FORMAT_VERSION, "seq": seq}) for seq, record in enumerate(records)
     )
+
+
+def _damaged(path: Path, line: int, what: str) -> JournalDamaged:
+    return JournalDamaged(f"{path}, line {line} {what}: the file was damaged after it was written.")
 
 
 def _encode(record: dict[str, Any]) -> bytes:

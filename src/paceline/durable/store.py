@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Protocol
 
 from paceline.durable.checksum import crc64, crc64_file, crc64_hex
@@ -30,6 +31,17 @@ class Stat:
 
     crc64: int
     """CRC64NVME of the whole object."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """An object in a listing."""
+
+    key: str
+    """Its name in the store."""
+
+    size: int
+    """Bytes."""
 
 
 class Store(Protocol):
@@ -57,8 +69,8 @@ class Store(Protocol):
         """Bytes [start, end). Raises KeyError without the object, ValueError outside of it."""
         ...
 
-    def list(self, prefix: str, after: str = "") -> Iterator[str]:
-        """Keys that begin with `prefix` and sort behind `after`, in order."""
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """Objects whose keys begin with `prefix` and sort behind `after`, in the order of keys."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -138,19 +150,21 @@ class LocalStore:
         path = self.path(key)
         if not path.is_file():
             raise KeyError(key)
-        _check_range(key, start, end, path.stat().st_size)
+        check_range(key, start, end, path.stat().st_size)
         with path.open("rb") as file:
             file.seek(start)
             return file.read(end - start)
 
-    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         """See `Store.list`; files that are being written, and foreign names, are left out."""
-        found = (
-            path.relative_to(self._root).as_posix()
-            for path in self._root.rglob("*")
-            if path.is_file()
-        )
-        return iter(sorted(k for k in found if k.startswith(prefix) and k > after and _is_key(k)))
+        names = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*"))
+        for key in sorted(k for k in names if k.startswith(prefix) and k > after and is_key(k)):
+            try:
+                found = (self._root / key).stat()
+            except FileNotFoundError:
+                continue  # deleted while the list was read
+            if S_ISREG(found.st_mode):
+                yield Listed(key, found.st_size)
 
     def delete(self, keys: Iterable[str]) -> None:
         """See `Store.delete`."""
@@ -195,14 +209,15 @@ class MemoryStore:
         """See `Store.get_range`."""
         check_key(key)
         data = self._objects[key]
-        _check_range(key, start, end, len(data))
+        check_range(key, start, end, len(data))
         return data[start:end]
 
-    def list(self, prefix: str, after: str = "") -> Iterator[str]:
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
         """See `Store.list`."""
         keys = sorted(self._objects)
-        behind = keys[bisect_right(keys, after) :]
-        return iter([key for key in behind if key.startswith(prefix)])
+        for key in keys[bisect_right(keys, after) :]:
+            if key.startswith(prefix) and key in self._objects:
+                yield Listed(key, len(self._objects[key]))
 
     def delete(self, keys: Iterable[str]) -> None:
         """See `Store.delete`."""
@@ -217,7 +232,8 @@ def _stat(data: bytes) -> Stat:
     return Stat(len(data), crc64(data))
 
 
-def _is_key(name: str) -> bool:
+def is_key(name: str) -> bool:
+    """Whether a name found in a store can be one of ours."""
     try:
         check_key(name)
     except ValueError:
@@ -225,7 +241,8 @@ def _is_key(name: str) -> bool:
     return True
 
 
-def _check_range(key: str, start: int, end: int, size: int) -> None:
+def check_range(key: str, start: int, end: int, size: int) -> None:
+    """Raise ValueError for bytes [start, end) that an object of `size` bytes does not have."""
     if not 0 <= start <= end <= size:
         raise ValueError(f"{key}: bytes {start} to {end} of an object of {size}")
 

@@ -1,0 +1,153 @@
+"""A depot without staging: workers write units where they stay."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from paceline.durable.depot import DepotMeters, Failed, Verified
+from paceline.durable.errors import IntegrityError
+from paceline.durable.fs import PARTIAL, REAL_FS, FileSystem
+from paceline.durable.journal import Journal
+from paceline.durable.room import Room, Users
+from paceline.durable.space import Space, read_space
+from paceline.durable.stalls import Stalls, Wait, other_advice, space_advice
+from paceline.durable.store import LocalStore, Stat
+from paceline.durable.unit_records import UnitRecords
+
+_NOTABLE = 0.01
+"""Share of the time from which on a stall is worth a word."""
+
+
+class LocalDepot:
+    """Units in a folder, written by the workers under their final names (`write_verified`).
+
+    `samples` gives the number of samples of a unit, for its record. See `Depot`.
+    """
+
+    def __init__(
+        self,
+        store: LocalStore,
+        journal: Journal,
+        fingerprint: str,
+        *,
+        samples: Callable[[str], int],
+        high: float = 0.8,
+        low: float = 0.7,
+        space_wait: float = 3600.0,
+        fs: FileSystem = REAL_FS,
+        read: Callable[[Path], Space] = read_space,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._fs = fs
+        self._space_wait = space_wait
+        self._stalls = Stalls(clock=clock)
+        self._records = UnitRecords(journal, fingerprint, samples, self._stalls, clock=clock)
+        self._room = Room(store.path("unit").parent, high, low, read=read, clock=clock)
+        self._users = Users(self._room.path)
+        self._admitted: dict[str, int] = {}
+        self._unrecorded: dict[str, Stat] = {}
+        self._ended: list[Verified | Failed] = []
+
+    @property
+    def recovered(self) -> Mapping[str, Stat]:
+        """None: what was made is where it stays."""
+        return {}
+
+    @property
+    def pending(self) -> int:
+        """See `Depot.pending`."""
+        return len(self._unrecorded) + len(self._ended)
+
+    def place(self, key: str) -> Path:
+        """See `Depot.place`."""
+        return self._store.path(key)
+
+    def admit(self, key: str, num_bytes: int) -> Wait | None:
+        """See `Depot.admit`."""
+        if self._records.stuck is not None:
+            return self._stalls.wait("journal", self._records.stuck)
+        why = self._room.why_not(num_bytes, sum(self._admitted.values()))
+        if why is not None:
+            whose = self._users.words()
+            words = f"{why}{f'; {whose}' if whose else ''}"
+            return self._stalls.wait("space", f"{words}. Make room, or raise `extract.high_mark`.")
+        self._admitted[key] = num_bytes
+        if not self._room.was_refused:
+            self._stalls.over()
+        return None
+
+    def made(self, key: str, stat: Stat) -> None:
+        """See `Depot.made`."""
+        self._admitted.pop(key, None)
+        path = self.place(key)
+        size = path.stat().st_size if path.is_file() else None
+        if size != stat.size:
+            self._ended.append(Failed(key, not_as_made(path, size, stat)))
+            return
+        if self._room.was_refused:
+            self._stalls.over()
+        self._room.took()
+        self._unrecorded[key] = stat
+        self._records.add("verified", key, stat, lambda: self._recorded(key))
+
+    def abandon(self, key: str) -> None:
+        """See `Depot.abandon`; what stands under the unit's name is whole, and is left."""
+        self._admitted.pop(key, None)
+        path = self.place(key)
+        for partial in sorted(path.parent.glob(f"{path.name}.*{PARTIAL}")):
+            self._fs.unlink(partial)
+
+    def refused(self, key: str, error: OSError) -> None:
+        """See `Depot.refused`."""
+        self._room.refused(error)
+        self.abandon(key)
+
+    def poll(self) -> list[Verified | Failed]:
+        """See `Depot.poll`."""
+        self._records.flush()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def overdue(self) -> str | None:
+        """See `Depot.overdue`."""
+        return self._stalls.given_up() if self._stalls.lasted() > self._space_wait else None
+
+    def meters(self) -> DepotMeters:
+        """See `Depot.meters`."""
+        return DepotMeters(
+            staging_bytes=0,
+            staging_limit=0,
+            backlog_units=self.pending,
+            backlog_bytes=sum(stat.size for stat in self._unrecorded.values()),
+            in_flight=0,
+            uploaded_bytes=0,
+            upload_cpu_seconds=0.0,
+            stall_seconds=self._stalls.seconds,
+            waiting=self._stalls.waiting,
+            retries=0,
+            last_error=None,
+        )
+
+    def suggest(self, seconds: float) -> list[str]:
+        """See `Depot.suggest`."""
+        return [
+            space_advice(self._room.path, stalled, seconds, self._room.better_mark())
+            if kind == "space"
+            else other_advice(kind, stalled, seconds)
+            for kind, stalled in self._stalls.seconds.items()
+            if stalled > _NOTABLE * seconds
+        ]
+
+    def close(self) -> None:
+        """See `Depot.close`."""
+
+    def _recorded(self, key: str) -> None:
+        self._ended.append(Verified(key, self._unrecorded.pop(key)))
+        self._stalls.progress()
+
+
+def not_as_made(path: Path, size: int | None, stat: Stat) -> IntegrityError:
+    """What a file is that is not the one a worker told of."""
+    found = "gone" if size is None else f"{size} bytes"
+    return IntegrityError(f"{path}: {found}, and its worker wrote {stat.size} bytes")
