@@ -1,31 +1,22 @@
 """Worker processes: one function over many items, and no failure that hangs or goes unnamed."""
 
-import ctypes
-import multiprocessing
-import os
 import pickle
-import signal
+import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from typing import Any, NoReturn, TypeVar
 
 from paceline.durable.errors import PacelineError, WorkerFailed, storage_refused
-from paceline.flow.signals import Stop, ignore_signals, signals_held_back, signals_noted
+from paceline.flow.process import GRACE, Child, end_children, environment_of, start_child
+from paceline.flow.signals import Stop, signals_noted
 
 P = TypeVar("P")
 I = TypeVar("I")  # noqa: E741
 R = TypeVar("R")
-
-_PR_SET_PDEATHSIG = 1
-_GRACE = 0.5
-"""Seconds in which a killed worker is gone, unless the kernel holds it in a frozen read."""
 
 _GLANCE = 0.2
 """Seconds between two looks for a signal, which does not end a wait for workers."""
@@ -148,10 +139,10 @@ def _failure_named(doing: str) -> Iterator[None]:
 class _Worker:
     """The parent's end of one worker process."""
 
-    def __init__(self, number: int, process: SpawnProcess, connection: Connection) -> None:
+    def __init__(self, number: int, child: Child) -> None:
         self.number = number
-        self.process = process
-        self.connection = connection
+        self.child = child
+        self.connection: Connection = Connection(child.socket.detach())
         self.index: int | None = None
         """Of the item it is working on; None while it sets up and when it is idle."""
         self.is_set_up = False
@@ -164,24 +155,15 @@ class _Pool:
         self._workers: list[_Worker] = []
 
     def start(self, job: bytes) -> None:
-        context = multiprocessing.get_context("spawn")
-        # Started by the first worker, it would unblock the signals that are held back below.
-        resource_tracker.ensure_running()
         for number in range(self._count):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_work,
-                args=(theirs, self._threads, os.getpid()),
+            child = start_child(
+                _work,
+                (self._threads,),
                 name=f"paceline-worker-{number}",
-                daemon=True,
+                environment=environment_of(self._threads),
             )
-            with signals_held_back(), _environment_of_children(self._threads):
-                process.start()
-            # While this copy is open, a dead worker would not read as an end of file.
-            theirs.close()
-            self._workers.append(_Worker(number, process, ours))
-        # Sent apart from the start: the pipe that multiprocessing starts a process through has
-        # no end of file for a process that dies before it has read.
+            self._workers.append(_Worker(number, child))
+        # Sent apart from the start, which is for what is small.
         for worker in self._workers:
             self._send(worker, job, "setting up")
 
@@ -215,13 +197,9 @@ class _Pool:
 
     def end(self) -> None:
         """End and join every worker."""
-        # Killed, because they ignore SIGTERM; all of them before the first is waited for.
         for worker in self._workers:
             worker.connection.close()
-            worker.process.kill()
-        deadline = time.monotonic() + _GRACE
-        for worker in self._workers:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
+        end_children([worker.child for worker in self._workers], GRACE)
 
     def _send(self, worker: _Worker, data: bytes, doing: str) -> None:
         try:
@@ -252,23 +230,14 @@ class _Pool:
         )
 
     def _raise_death(self, worker: _Worker, doing: str) -> NoReturn:
-        worker.process.join(_GRACE)
-        code = worker.process.exitcode
-        if code is None:
-            how = "closed its connection and did not end"
-        elif code < 0:
-            how = f"was killed by {_signal_name(-code)}"
-            if -code == signal.SIGKILL:
-                how += " (when memory runs out, the kernel kills like this)"
-        else:
-            how = f"ended with exit code {code}"
+        worker.child.wait(GRACE)
+        how = worker.child.how_it_ended()
         raise WorkerFailed(f"worker {worker.number} {how} while {doing}")
 
 
-def _work(connection: Connection, threads: int, parent: int) -> None:
+def _work(end: socket.socket, threads: int) -> None:
     """Run in a worker until the parent ends it or is gone."""
-    ignore_signals()
-    _die_with_parent(parent)
+    connection: Connection = Connection(end.detach())
     doing = "loading the setup function"
     try:
         setup, payload = pickle.loads(connection.recv_bytes())
@@ -310,40 +279,6 @@ def _report(connection: Connection, error: BaseException, doing: str) -> None:
         sys.stderr.write(trace)
 
 
-def _die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies.
-
-    Elsewhere than on Linux a worker ends when it next asks for an item.
-    """
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-@contextmanager
-def _environment_of_children(threads: int) -> Iterator[None]:
-    """Set what OpenMP reads when a process loads it; no later call can change it.
-
-    Passive waiting: a pool's threads that spin while another process needs the core make both
-    several times slower.
-    """
-    wanted = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
 def _as_refusal(error: BaseException) -> PacelineError | None:
     return storage_refused(error) if isinstance(error, OSError) else None
 
@@ -371,10 +306,3 @@ def _name(index: int, item: Any) -> str:
 
 def _summary(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
