@@ -18,9 +18,12 @@ BENCHMARKS = (
     "demo_tau",
     "overfit",
     "extract_efficiency",
+    "codec_sizes",
+    "codec_tau",
     "dflash_step",
     "loss_memory",
     "status_time",
+    "resume_million",
     "kill_tiny",
     "resume_exact",
 )

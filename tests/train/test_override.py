@@ -259,7 +259,7 @@ def test_t_74_a_key_that_cannot_change_is_refused_with_the_reason(fresh_run, key
 
 def test_every_training_key_is_changeable_or_for_a_reason_not():
     keys = {f"train.{f.name}" for f in fields(TrainRecipe)}
-    assert keys == {*CHANGEABLE, *WITHOUT_EFFECT, "train.seed"}
+    assert keys == {*CHANGEABLE, *WITHOUT_EFFECT, "train.seed", "train.shard_window"}
 
 
 @pytest.mark.parametrize(

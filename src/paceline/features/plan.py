@@ -4,6 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
+
+Lengths = Sequence[int] | npt.NDArray[np.integer]
+"""Tokens per sample."""
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -40,45 +46,46 @@ def unit_key(index: int) -> str:
 
 
 def plan_units(
-    lengths: Sequence[int], *, bytes_per_token: int, shard_bytes: int, batch_tokens: int
+    lengths: Lengths, *, bytes_per_token: int, shard_bytes: int, batch_tokens: int
 ) -> tuple[Unit, ...]:
     """Cut the corpus into units and batches.
 
-    `lengths` are tokens per sample. A unit is the longest run of samples of at most
-    `shard_bytes` (one sample where that alone is more). A batch holds samples of similar length:
-    as padded to its longest it is at most `batch_tokens` tokens (or one sample). Every sample is
-    in exactly one unit and one batch. Raises ValueError for a length below 1.
+    A unit is the longest run of samples of at most `shard_bytes` (one sample where that alone is
+    more). A batch holds samples of similar length: as padded to its longest it is at most
+    `batch_tokens` tokens (or one sample). Every sample is in exactly one unit and one batch.
+    Raises ValueError for a length below 1.
     """
     if bytes_per_token < 1:
         raise ValueError(f"bytes_per_token {bytes_per_token} is not positive")
-    if any(length < 1 for length in lengths):
+    tokens = np.asarray(lengths, dtype=np.int64)
+    if len(tokens) and int(tokens.min()) < 1:
         raise ValueError("a sample without tokens cannot be planned")
-    bounds = [0, *_cuts(lengths, shard_bytes // bytes_per_token)]
+    bounds = [0, *_cuts(tokens, shard_bytes // bytes_per_token)]
     return tuple(
-        Unit(index, start, stop, tuple(_batches(lengths, start, stop, batch_tokens)))
+        Unit(index, start, stop, tuple(_batches(tokens[start:stop], start, batch_tokens)))
         for index, (start, stop) in enumerate(pairwise(bounds))
     )
 
 
-def _cuts(lengths: Sequence[int], unit_tokens: int) -> Iterator[int]:
-    tokens = 0
-    for sample, length in enumerate(lengths):
-        if tokens and tokens + length > unit_tokens:
-            yield sample
-            tokens = 0
-        tokens += length
-    if tokens:
-        yield len(lengths)
+def _cuts(lengths: npt.NDArray[np.int64], unit_tokens: int) -> Iterator[int]:
+    ends = np.cumsum(lengths)
+    stop, before = 0, 0
+    while stop < len(lengths):
+        fitting = int(np.searchsorted(ends, before + unit_tokens, side="right"))
+        stop = max(stop + 1, fitting)
+        before = int(ends[stop - 1])
+        yield stop
 
 
 def _batches(
-    lengths: Sequence[int], start: int, stop: int, batch_tokens: int
+    lengths: npt.NDArray[np.int64], start: int, batch_tokens: int
 ) -> Iterator[tuple[int, ...]]:
-    batch: list[int] = []
-    for sample in sorted(range(start, stop), key=lambda s: (-lengths[s], s)):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > batch_tokens:
-            yield tuple(batch)
-            batch = []
-        batch.append(sample)
-    if batch:
-        yield tuple(batch)
+    """Batches of a unit whose first sample is `start`."""
+    order = np.argsort(-lengths, kind="stable")
+    samples, sizes = (order + start).tolist(), lengths[order].tolist()
+    at = 0
+    while at < len(samples):
+        # The first of a batch is its longest: all others are padded to it.
+        end = at + max(1, batch_tokens // sizes[at])
+        yield tuple(samples[at:end])
+        at = end

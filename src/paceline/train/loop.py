@@ -12,7 +12,6 @@ import torch
 
 from paceline.drafter.dflash import DFlash
 from paceline.durable.errors import TrainingDiverged
-from paceline.features.reader import FeatureReader
 from paceline.flow.channel import Channel
 from paceline.flow.signals import signals_noted
 from paceline.recipe.schema import TrainRecipe
@@ -24,7 +23,13 @@ from paceline.train.evaluate import simulated_tau
 from paceline.train.objective import block_loss
 from paceline.train.optimizer import build_optimizer, set_learning_rate
 from paceline.train.schedule import rate_factor
-from paceline.train.source import epoch_of, planned_samples, schedule, stored_features
+from paceline.train.source import (
+    StoredFeatures,
+    epoch_of,
+    planned_samples,
+    schedule,
+    stored_features,
+)
 from paceline.types.batch import Features
 from paceline.watch.events import Counts, EventWriter
 from paceline.watch.progress import TokenProgress
@@ -36,10 +41,12 @@ _LOG = logging.getLogger(__name__)
 class TrainData:
     """The samples of a store, by use."""
 
-    root: Path
+    stored: StoredFeatures
     digest: str
     train: tuple[int, ...]
-    """Store indices."""
+    """Store indices, rising."""
+    shards: tuple[int, ...]
+    """How many of them each shard holds."""
     validation: tuple[int, ...]
     """Store indices of the samples that every evaluation uses."""
     tokens: tuple[int, ...]
@@ -118,7 +125,7 @@ class Trainer:
         positions = self._positions(self._state.samples)
         with (
             signals_noted("this step") as stop,
-            stored_features(self._data.root, positions) as channel,
+            stored_features(self._data.stored, positions) as channel,
             self._progress as progress,
         ):
             self._events.emit(
@@ -302,7 +309,7 @@ class Trainer:
         )
 
     def _evaluate(self) -> dict[str, float]:
-        reader = FeatureReader(self._data.root)
+        reader = self._data.stored.open()
         with computing(self._drafter, self._compute):
             tau = simulated_tau(
                 self._drafter,
@@ -342,17 +349,16 @@ class Trainer:
         count = self._recipe.evaluations
         return [-(-self._total * i // count) for i in range(1, count + 1)]
 
-    def _positions(self, first: int) -> Iterator[int]:
+    def _positions(self, first: int, end: int | None = None) -> Iterator[int]:
         return schedule(
             self._data.train,
             self._data.digest,
             seed=self._recipe.seed,
             first=first,
-            end=self._total,
+            end=self._total if end is None else end,
+            shards=self._data.shards,
+            window=self._recipe.shard_window,
         )
 
     def _tokens_between(self, first: int, end: int) -> int:
-        indices = schedule(
-            self._data.train, self._data.digest, seed=self._recipe.seed, first=first, end=end
-        )
-        return sum(self._data.tokens[i] for i in indices)
+        return sum(self._data.tokens[i] for i in self._positions(first, end))

@@ -1,14 +1,13 @@
 """What is running: recorded with a training, and compared when it goes on."""
 
-import hashlib
 import logging
 import platform
-from pathlib import Path
 
 import torch
 import transformers
 
 import paceline
+from paceline.durable.code import source_hash
 
 _LOG = logging.getLogger(__name__)
 
@@ -17,7 +16,7 @@ def software() -> dict[str, str]:
     """Versions, a hash of the package's own source, and the machine, by name."""
     return {
         "paceline": paceline.__version__,
-        "source": _source_hash(),
+        "source": source_hash(),
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
         "python": platform.python_version(),
@@ -31,12 +30,3 @@ def tell_drift(saved: dict[str, str]) -> None:
     for name, value in software().items():
         if saved.get(name) != value:
             _LOG.warning("%s was %s when this training began, now %s", name, saved.get(name), value)
-
-
-def _source_hash() -> str:
-    """Of the package's own code: versions do not tell one edit from another."""
-    digest = hashlib.sha256()
-    root = Path(paceline.__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return digest.hexdigest()[:16]

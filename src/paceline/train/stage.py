@@ -38,7 +38,12 @@ from paceline.train.report import choice, nothing_learned, worse
 from paceline.train.resume import chosen_checkpoint, make_newest, refuse_foreign
 from paceline.train.rng import seeded
 from paceline.train.software import software, tell_drift
-from paceline.train.source import planned_samples
+from paceline.train.source import (
+    StoredFeatures,
+    cache_warnings,
+    planned_samples,
+    training_samples_per_shard,
+)
 from paceline.train.start import Remarks, first_drafter, remarks_on
 from paceline.train.vocabulary import VocabularyCounts
 from paceline.types.sample import Split, read_samples
@@ -95,7 +100,7 @@ def _run(
     resume_from: str | None,
     allow_change: Sequence[str],
 ) -> Report:
-    reader = FeatureReader(run_dir.features)
+    reader = _stored(recipe, run_dir).open()
     spec = read_spec(Path(recipe.target.path))
     if reader.manifest.target_identity != spec.identity:
         raise RecipeChanged(
@@ -173,6 +178,8 @@ def _train(
     # Masters are fp32, whatever a drafter to start from was saved in.
     drafter.float()
     remarks = remarks_on(recipe, spec, taps, counts, drafter)
+    cramped = cache_warnings(reader, recipe.train.shard_window)
+    remarks = replace(remarks, warnings=(*remarks.warnings, *cramped))
     for warning in remarks.warnings:
         _LOG.warning("%s", warning)
     head = drafter.narrowed(
@@ -321,15 +328,26 @@ def _data(recipe: Recipe, run_dir: RunDir, reader: FeatureReader) -> tuple[Train
     if not by_split[Split.TRAIN]:
         raise DataError(f"{run_dir.features}: no training samples. See the report of `prepare`.")
     data = TrainData(
-        root=run_dir.features,
+        stored=_stored(recipe, run_dir),
         digest=reader.digest,
         train=tuple(by_split[Split.TRAIN]),
+        shards=training_samples_per_shard(by_split[Split.TRAIN], reader.samples_per_shard),
         validation=tuple(
             _spread(by_split[Split.VALIDATION], recipe.train.eval_samples, reader.sample_ids)
         ),
         tokens=reader.lengths,
     )
     return data, used
+
+
+def _stored(recipe: Recipe, run_dir: RunDir) -> StoredFeatures:
+    """The features of a run, wherever their shards are."""
+    return StoredFeatures(
+        root=run_dir.features,
+        options=recipe.extract.store_options,
+        cache=run_dir.shard_cache,
+        cache_bytes=recipe.train.cache_bytes,
+    )
 
 
 def _spread(indices: Sequence[int], count: int, ids: Sequence[str]) -> list[int]:

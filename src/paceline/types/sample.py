@@ -4,13 +4,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from paceline.durable.errors import DataError
-from paceline.types.batch import TokenBatch
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.types.batch import TokenBatch
 
 
 class Split(StrEnum):
@@ -51,8 +54,11 @@ class Sample:
         """Trainable tokens."""
         return sum(end - start for start, end in self.loss_spans)
 
-    def loss_mask(self) -> torch.Tensor:
+    def loss_mask(self) -> "torch.Tensor":
         """Bool [len(input_ids)], true inside `loss_spans`."""
+        # Loaded by those who ask for tensors: whoever only counts samples does without.
+        import torch
+
         mask = torch.zeros(len(self.input_ids), dtype=torch.bool)
         for start, end in self.loss_spans:
             mask[start:end] = True
@@ -78,8 +84,12 @@ def read_samples(path: Path) -> Iterator[Sample]:
                 ) from error
 
 
-def batch_of(samples: Iterable[Sample]) -> TokenBatch:
+def batch_of(samples: Iterable[Sample]) -> "TokenBatch":
     """Concatenate samples into one ragged batch on the CPU."""
+    import torch
+
+    from paceline.types.batch import TokenBatch
+
     rows: Sequence[Sample] = list(samples)
     lengths = torch.tensor([0, *(len(s.input_ids) for s in rows)], dtype=torch.int64)
     return TokenBatch(

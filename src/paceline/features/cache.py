@@ -1,0 +1,232 @@
+"""Local copies of an object store's shards, bounded in bytes."""
+
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from paceline.durable.checksum import crc64, crc64_hex
+from paceline.durable.errors import ShardDamaged, StoreFailed, UserError
+from paceline.durable.fs import REAL_FS, FileSystem
+from paceline.durable.store import Store
+from paceline.features.manifest import UnitEntry
+
+_LOG = logging.getLogger(__name__)
+
+_PART = 8 << 20
+_PARTS_AT_A_TIME = 4
+_TRIES = 3
+"""Fetches of an object that arrives as something else before that is held to be its content."""
+
+_FETCH = ".fetch"
+"""Suffix of a file that is being fetched, behind the bytes it will have."""
+
+_LOCK = "cache.lock"
+_TOLD_EVERY = 30.0
+
+T = TypeVar("T")
+
+
+class ShardCache:
+    """A folder of copies, shared by any number of readers in any number of processes.
+
+    A copy has its name only when it is whole. The one that was used longest ago goes first; a
+    reader that has it open keeps its bytes until it lets go. Nothing is synced: what a crash
+    tears, the reader's checksums find, and it is fetched again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        below: str,
+        *,
+        limit: int | None = None,
+        patience: float = 300.0,
+        fs: FileSystem = REAL_FS,
+    ) -> None:
+        """Copies of `store`'s objects in `folder`/`below`, at most `limit` bytes in all `folder`.
+
+        Without a limit they may have half of what is free, counting what they have already.
+        `patience` are seconds over which an error of the store that may pass is tried again.
+        """
+        self._folder = folder
+        self._store = store
+        self._copies = folder / below
+        self._patience = patience
+        self._fs = fs
+        fs.make_dirs(folder)
+        if limit is None:
+            limit = (shutil.disk_usage(folder).free + sum(map(_size, self._files()))) // 2
+        self.limit = limit
+        """Bytes that the copies may have together."""
+
+    def path(self, key: str) -> Path:
+        """Where the copy of an object is, or would be."""
+        return self._copies / key
+
+    def touch(self, key: str) -> None:
+        """Note that the copy was used just now."""
+        with suppress(FileNotFoundError):
+            os.utime(self.path(key))
+
+    def drop(self, key: str) -> None:
+        """Remove the copy of an object, if there is one."""
+        self._fs.unlink(self.path(key))
+
+    def fetch(self, entry: UnitEntry) -> None:
+        """Have a copy of the object, fetched by this call or meanwhile by another reader.
+
+        Raises ShardDamaged where the store has another object than the manifest lists, or none;
+        StoreFailed where it does not answer for too long, or says no; UserError for an object
+        larger than the limit; OSError where the disk refuses.
+        """
+        if entry.size > self.limit:
+            raise UserError(
+                f"train.cache_bytes: {self.limit:,} bytes are less than one shard "
+                f"({entry.key}, {entry.size:,}). Allow more, or make room in {self._folder}."
+            )
+        path = self.path(entry.key)
+        self._fs.make_dirs(path.parent)
+        partial = path.with_name(f"{path.name}.{entry.size}{_FETCH}")
+        with self._held(partial, f"another reader fetches {entry.key}") as file:
+            if not path.exists():
+                self._make_room(entry.size, partial)
+                try:
+                    self._download(entry, file, partial)
+                except BaseException:
+                    self._fs.unlink(partial)
+                    raise
+                self._fs.replace(partial, path)
+            else:
+                self._fs.unlink(partial)
+
+    def _download(self, entry: UnitEntry, file: BinaryIO, partial: Path) -> None:
+        where = f"{self._store.url}/{entry.key}"
+        for _ in range(_TRIES):
+            # A fetch that was killed, or the last try, may have left bytes.
+            self._fs.truncate(partial, 0)
+            checksum = size = 0
+            for part in self._parts(entry, where):
+                self._fs.write(file, part)
+                checksum = crc64(part, checksum)
+                size += len(part)
+            if (size, crc64_hex(checksum)) == (entry.size, entry.crc64):
+                return
+            _LOG.warning("%s: arrived as something else; fetched again", where)
+        raise ShardDamaged(
+            f"{where} is not the object that the manifest lists ({entry.size} bytes, checksum "
+            f"{entry.crc64}). Run `paceline verify` with --repair, or `paceline extract` again."
+        )
+
+    def _parts(self, entry: UnitEntry, where: str) -> Iterator[bytes]:
+        def part(start: int) -> bytes:
+            end = min(start + _PART, entry.size)
+            return self._patiently(lambda: self._store.get_range(entry.key, start, end), where)
+
+        starts = range(0, entry.size, _PART)
+        try:
+            with ThreadPoolExecutor(_PARTS_AT_A_TIME, thread_name_prefix="fetch") as pool:
+                for first in range(0, len(starts), _PARTS_AT_A_TIME):
+                    yield from pool.map(part, starts[first : first + _PARTS_AT_A_TIME])
+        except KeyError as error:
+            raise ShardDamaged(
+                f"{where} is gone from the store. Run `paceline extract` again: it redoes what is "
+                "missing."
+            ) from error
+        except ValueError as error:
+            raise ShardDamaged(
+                f"{where} is shorter than the {entry.size} bytes that the manifest lists. Run "
+                "`paceline extract` again: it redoes such shards."
+            ) from error
+
+    def _patiently(self, call: Callable[[], T], where: str) -> T:
+        begun = time.monotonic()
+        told, wait = -_TOLD_EVERY, 0.5
+        while True:
+            try:
+                return call()
+            except StoreFailed as error:
+                waited = time.monotonic() - begun
+                if not error.transient or waited >= self._patience:
+                    raise
+                if waited - told >= _TOLD_EVERY:
+                    told = waited
+                    _LOG.warning("%s: %s; tried again for %.0f s", where, error, self._patience)
+            time.sleep(min(wait, max(0.0, self._patience - waited)))
+            wait = min(2 * wait, 15.0)
+
+    def _make_room(self, size: int, own: Path) -> None:
+        """Remove copies, the longest unused first, until `size` more bytes are within the limit.
+
+        `own`, the file to be filled, is there already and counts with its later size: whoever
+        makes room next sees it.
+        """
+        with self._held(self._folder / _LOCK, "another reader makes room"):
+            files = sorted(self._files(), key=_used)
+            total = sum(_size(path) for path in files if path != own) + size
+            for path in files:
+                if total <= self.limit:
+                    return
+                counted = _size(path)
+                if path != own and self._removed(path):
+                    total -= counted
+
+    def _removed(self, path: Path) -> bool:
+        """Remove a copy, or a fetch that nobody is at any more."""
+        if path.suffix != _FETCH:
+            self._fs.unlink(path)
+            return True
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            if self._fs.lock(file):
+                self._fs.unlink(path)
+                return True
+        return False
+
+    def _files(self) -> list[Path]:
+        return [p for p in self._folder.rglob("*") if p.name != _LOCK and p.is_file()]
+
+    @contextmanager
+    def _held(self, path: Path, meanwhile: str) -> Iterator[BinaryIO]:
+        """Open a file and hold its lock, once no other reader does; create it where it is not."""
+        begun = told = time.monotonic()
+        while True:
+            with self._fs.open_append(path) as file:
+                # Who had it before us may have renamed or removed it.
+                if self._fs.lock(file) and self._fs.is_at(file, path):
+                    yield file
+                    return
+            if time.monotonic() - told >= _TOLD_EVERY:
+                told = time.monotonic()
+                _LOG.warning("%s, for %.0f s now: waiting", meanwhile, told - begun)
+            time.sleep(0.05)
+
+
+def _size(path: Path) -> int:
+    """Bytes that a file counts for; 0 where it is gone."""
+    planned = _size_by_name(path)
+    if planned is not None:
+        return planned
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _size_by_name(path: Path) -> int | None:
+    """What a file that is being fetched will have."""
+    found = re.search(rf"\.(\d+)\{_FETCH}$", path.name)
+    return int(found[1]) if found else None
+
+
+def _used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
