@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,8 +28,8 @@ class Sabotaged(Target):
         super().__init__(spec=whole.spec, model=whole.model, folder=whole.folder)
         self._change = change
 
-    def capture(self, batch, taps, *, last=False):
-        features = super().capture(batch, taps, last=last)
+    def capture(self, batch, taps, *, last=False, chunk_tokens=None):
+        features = super().capture(batch, taps, last=last, chunk_tokens=chunk_tokens)
         return self._change(features, super().capture)
 
 
@@ -65,3 +67,34 @@ def test_an_lm_head_that_is_not_the_models_is_named(tiny_target):
     object.__setattr__(head, "lm_head", head.lm_head.roll(1, 0))
     with pytest.raises(TargetError, match=r"lm_head\(last\) prefers"):
         self_check(target, BATCH, (1, 3))
+
+
+def broken(target, token):
+    """The target makes no numbers of this token, nor of what follows it."""
+    with torch.no_grad():
+        target.model.get_input_embeddings().weight[token] = torch.inf
+    return target
+
+
+def test_a_sample_that_the_model_itself_makes_no_numbers_of_stops_no_run(tiny_target):
+    """It is set aside by name when it is extracted, wherever it stands in the corpus."""
+    ids = BATCH.input_ids.clone()
+    ids[ids == 77] = 78
+    ids[5] = 77  # of the first sample
+    batch = replace(BATCH, input_ids=ids)
+    target = broken(tiny_target("llama"), 77)
+    self_check(target, batch, (1, 3, 4))
+    # Numbers where the model has none are no less wrong than the other way round.
+    zeros = Sabotaged(target, zeroed)
+    with pytest.raises(TargetError, match="sample s0, tap 1"):
+        self_check(zeros, batch, (1, 3, 4))
+
+
+def zeroed(features, capture):
+    return replace(features, taps=features.taps.nan_to_num(0.0, 0.0, 0.0))
+
+
+def test_a_target_that_makes_no_numbers_at_all_is_named(tiny_target):
+    ids = torch.full_like(BATCH.input_ids, 77)
+    with pytest.raises(TargetError, match=r"not finite in torch\.float32, in any sample"):
+        self_check(broken(tiny_target("llama"), 77), replace(BATCH, input_ids=ids), (1, 3))

@@ -8,8 +8,8 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from paceline.decode.cache_argument import cache_argument
 from paceline.decode.sampling import PositionKeyedNoise, RequestKey, choose
+from paceline.target.cache_argument import cache_argument
 
 _GROWTH = 64
 """Positions by which a full cache layer grows: one copy of the cache in that many steps."""

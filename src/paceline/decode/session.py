@@ -8,9 +8,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from paceline.decode.cache_argument import cache_argument
 from paceline.decode.verify import ancestor_mask
 from paceline.durable.errors import TargetError
+from paceline.target.cache_argument import cache_argument
 from paceline.target.families import LayerKind
 from paceline.target.load import Target
 from paceline.types.tree import DraftTree

@@ -14,11 +14,12 @@ from transformers.utils import logging
 
 from paceline.durable.errors import DataError, TargetError
 from paceline.recipe.schema import TargetRecipe
-from paceline.target.capture import capture_states
+from paceline.target.capture import CapturePlan, PendingFeatures, start_capture
 from paceline.target.head import TargetHead
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.target.taps import check_taps
 from paceline.target.tokenizer import load_tokenizer
+from paceline.target.transfer import HostCopies
 from paceline.types import Features, TokenBatch
 
 
@@ -57,22 +58,40 @@ class Target:
         """Where the weights are."""
         return self.model.device
 
-    def capture(self, batch: TokenBatch, taps: tuple[int, ...], *, last: bool = False) -> Features:
+    def capture(
+        self,
+        batch: TokenBatch,
+        taps: tuple[int, ...],
+        *,
+        last: bool = False,
+        chunk_tokens: int | None = None,
+    ) -> Features:
         """Hidden states after the layers `taps`, and with `last` what lm_head multiplies.
 
-        One forward pass over the whole batch: bound its tokens before. The result is on the CPU
-        in the compute dtype; `Features.tokens` are the ids that were really processed. Layers
-        after the last one needed never run, and no logits are made. `taps` may be empty where
-        only `last` is wanted.
+        One forward pass over the whole batch: bound its tokens before. With `chunk_tokens` a
+        batch with a longer sample takes several, of so many tokens of each sample. The result is
+        on the CPU in the compute dtype; `Features.tokens` are the ids that were really processed.
+        Layers after the last one needed never run, and no logits are made. `taps` may be empty
+        where only `last` is wanted.
 
         Raises RecipeError for impossible taps, DataError for a sample that the target cannot
-        process (no tokens, too long, an id beyond its vocabulary).
+        process (no tokens, too long, an id beyond its vocabulary), TargetError for a kind of
+        layer that cannot take a sample in pieces.
         """
-        if taps or not last:
-            check_taps(taps, self.spec.num_layers)
+        plan = CapturePlan(taps, last, chunk_tokens)
+        return self.start_capture(batch, plan, HostCopies(self.device)).wait()
+
+    def start_capture(
+        self, batch: TokenBatch, plan: CapturePlan, copies: HostCopies
+    ) -> PendingFeatures:
+        """As `capture`, but returns once the work is queued on the device.
+
+        The one copy of the states to the host is one of `copies`.
+        """
+        if plan.taps or not plan.last:
+            check_taps(plan.taps, self.spec.num_layers)
         self._check(batch)
-        layers: Any = self.decoder.layers
-        return capture_states(self.decoder, layers, batch, taps, last=last)
+        return start_capture(self.decoder, self.spec, batch, plan, copies)
 
     def _check(self, batch: TokenBatch) -> None:
         if not len(batch):

@@ -20,7 +20,8 @@ class TargetSpec:
     model_type: str
     """Key of the family, such as `llama`."""
     identity: str
-    """32 hex digits over weights and config; equal means interchangeable."""
+    """32 hex digits over weights and config; equal means interchangeable. Empty where nobody asked
+    for it."""
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -48,11 +49,11 @@ class TargetSpec:
     pad_token_id: int | None
 
 
-def read_spec(path: Path) -> TargetSpec:
+def read_spec(path: Path, *, identify: bool = True) -> TargetSpec:
     """Read a Transformers folder's JSON files, and its weights once for the identity.
 
-    Imports neither torch nor Transformers. Raises TargetError for a folder that is incomplete or
-    of an unsupported family.
+    Without `identify` no weight is read, nor need any be there. Imports neither torch nor
+    Transformers. Raises TargetError for a folder that is incomplete or of an unsupported family.
     """
     folder = ModelFolder(path)
     family = folder.family
@@ -80,7 +81,7 @@ def read_spec(path: Path) -> TargetSpec:
         name=folder.outer.get("_name_or_path") or path.resolve().name,
         architecture=(folder.outer.get("architectures") or [""])[0],
         model_type=folder.model_type,
-        identity=folder.identity(),
+        identity=folder.identity() if identify else "",
         num_layers=num_layers,
         hidden_size=hidden,
         intermediate_size=folder.get("intermediate_size"),
