@@ -1,0 +1,149 @@
+"""How many samples a recipe's data will give, and how long: some rows stand for all."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.corpus.formats import MAX_LINE_BYTES, check_source, read_rows
+from paceline.corpus.mask import Renderer
+from paceline.corpus.rows import Accepted, RowPreparer
+from paceline.corpus.template import check_template_args, load_tokenizer
+from paceline.durable.errors import DataError
+from paceline.recipe.schema import Recipe, SourceRecipe
+
+_READ_WHOLE = 64 << 20
+"""Bytes up to which a file's lines are counted; of a larger one they are estimated."""
+
+_LINES_A_ROW = 8
+"""Lines whose length is looked at for each that goes through the tokenizer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The samples that the training sources give, by those rows that were looked at."""
+
+    rows: int
+    """Of the files; an estimate where `rows_counted` is false."""
+    rows_counted: bool
+    looked_at: int
+    """Rows that went through the tokenizer."""
+    samples: int
+    """Rows that would be accepted; rows that come twice are not known of."""
+    tokens: int
+    """Of all of them."""
+    error: float
+    """Share of `tokens` by which the choice of rows may move it: two standard errors."""
+    answers_at_most: bool
+    """Whether answers, not written yet, were counted at `regenerate.max_new_tokens`."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    rows: int
+    rows_error: float
+    """Standard error of `rows` as a share of it; 0 where they were counted."""
+    picked: tuple[dict[str, Any] | None, ...]
+    """Rows from all over the file; None for one that is no object."""
+
+
+def estimate_samples(recipe: Recipe, *, look_at: int = 400) -> Estimate:
+    """Put `look_at` rows of each training source through the target's tokenizer.
+
+    Loads no model. Raises DataError for a source that is missing, empty or of unknown form, and
+    where no row that was looked at is accepted; TargetError for a target without tokenizer or
+    template.
+    """
+    sources = [s for s in recipe.corpus.sources if s.split == "train"]
+    for source in sources:
+        check_source(Path(source.path))
+    check_template_args(recipe.corpus.template_args)
+    tokenizer = load_tokenizer(recipe.target.path)
+    renderer = Renderer.of(tokenizer, recipe.corpus.template_args, Path(recipe.target.path))
+    preparer = RowPreparer(renderer, recipe.corpus, recipe.regenerate.enabled)
+    rows = looked_at = 0
+    samples = tokens = variance = 0.0
+    is_counted = True
+    for source in sources:
+        found = _look(source, look_at)
+        rows += found.rows
+        looked_at += len(found.picked)
+        is_counted &= found.rows_error == 0
+        if not found.picked:
+            continue
+        # A rejected row has no tokens: its share and the lengths make up one mean.
+        lengths = [_length(preparer, row, recipe) for row in found.picked]
+        share = found.rows / len(lengths)
+        samples += share * sum(length > 0 for length in lengths)
+        tokens += share * sum(lengths)
+        if 1 < len(lengths) < found.rows:
+            variance += found.rows**2 * statistics.variance(lengths) / len(lengths)
+        variance += (share * sum(lengths) * found.rows_error) ** 2
+    if not tokens:
+        raise DataError(
+            f"none of the {looked_at} rows of {', '.join(s.path for s in sources)} that were "
+            "looked at would be accepted. `paceline prepare` lists each with its reason."
+        )
+    return Estimate(
+        rows=rows,
+        rows_counted=is_counted,
+        looked_at=looked_at,
+        samples=max(1, round(samples)),
+        tokens=round(tokens),
+        error=2 * variance**0.5 / tokens,
+        answers_at_most=recipe.regenerate.enabled,
+    )
+
+
+def _length(preparer: RowPreparer, row: dict[str, Any] | None, recipe: Recipe) -> int:
+    """Tokens of a row's sample; 0 where it is rejected."""
+    outcome = None if row is None else preparer.prepare(row, "", heldout=False)
+    if not isinstance(outcome, Accepted):
+        return 0
+    length = len(outcome.sample.input_ids)
+    if recipe.regenerate.enabled:
+        return min(length + recipe.regenerate.max_new_tokens, recipe.corpus.max_length)
+    return length
+
+
+def _look(source: SourceRecipe, count: int) -> _Source:
+    path = Path(source.path)
+    if path.stat().st_size <= _READ_WHOLE or path.suffix.lower() == ".json":
+        number = sum(not row.is_blank for row in read_rows(path, source.limit))
+        step = max(1, -(-number // count))
+        solid = (row for row in read_rows(path, source.limit) if not row.is_blank)
+        picked = tuple(row.value for place, row in enumerate(solid) if place % step == 0)
+        return _Source(number, 0.0, picked)
+    # A line's length costs next to nothing, so more of them tell how many there are.
+    lines = list(_lines_from_all_over(path, count * _LINES_A_ROW))
+    sizes = [len(line) for line in lines]
+    mean = statistics.fmean(sizes)
+    number = max(len(lines), round(path.stat().st_size / mean))
+    error = max(1e-9, statistics.pstdev(sizes) / mean / len(sizes) ** 0.5)
+    picked = tuple(_object(line) for line in lines[:: -(-len(lines) // count)])
+    if source.limit is not None and source.limit < number:
+        return _Source(source.limit, 0.0, picked)
+    return _Source(number, error, picked)
+
+
+def _lines_from_all_over(path: Path, count: int) -> Iterator[bytes]:
+    """The lines that begin behind `count` places at equal distances."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for number in range(count):
+            file.seek(size * number // count)
+            if number:
+                file.readline(MAX_LINE_BYTES)
+            line = file.readline(MAX_LINE_BYTES)
+            if line.strip():
+                yield line
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None

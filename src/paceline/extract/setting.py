@@ -1,0 +1,38 @@
+"""What an extraction is asked for, as its parts need it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.extract.layout import Layout
+from paceline.extract.rows import Rows
+from paceline.extract.slices import Slice
+from paceline.features.plan import Unit
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import Recipe
+from paceline.target.spec import TargetSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """An extraction: recipe, places, and what was read from corpus and target."""
+
+    recipe: Recipe
+    run_dir: RunDir
+    source: Path
+    """The corpus file."""
+    corpus_digest: str
+    spec: TargetSpec
+    layout: Layout
+    part: Slice
+    """What this machine does of it."""
+    accept_code: bool
+
+    @property
+    def workers(self) -> int:
+        """Processes, one for each device where those are named."""
+        return len(self.recipe.target.devices) or self.recipe.target.workers
+
+
+def tokens_of(rows: Rows, unit: Unit) -> int:
+    """Tokens of a unit's samples."""
+    return int(rows.lengths[unit.start : unit.stop].sum())
