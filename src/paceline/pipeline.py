@@ -30,10 +30,13 @@ def run_stage(
     *,
     resume_from: str | None = None,
     allow_change: Sequence[str] = (),
+    shard: str | None = None,
+    accept_code: bool = False,
 ) -> "Report":
     """Run one stage; what is done already and verified is left as it is.
 
-    `resume_from` and `allow_change` are those of `paceline train`; other stages take no notice.
+    `resume_from` and `allow_change` are those of `paceline train`, `shard` and `accept_code` those
+    of `paceline extract`; other stages take no notice.
 
     The recipe is taken as it stands: `check_recipe` and `check_paths` come first. Raises UserError
     for an unknown name, and what the stage raises: RecipeChanged where artefacts of another recipe
@@ -44,9 +47,13 @@ def run_stage(
             # A refusal is told, like what the stage itself refuses.
             with EventWriter(run_dir.events, name):
                 require_inputs(name, recipe, run_dir)
-            options = {"resume_from": resume_from, "allow_change": allow_change}
+            options = {
+                "train": {"resume_from": resume_from, "allow_change": allow_change},
+                "extract": {"shard": shard, "accept_code": accept_code},
+            }
             work = importlib.import_module(module).run
-            report: Report = work(recipe, run_dir, **(options if name == "train" else {}))
+            asked = {key: value for key, value in options.get(name, {}).items() if value}
+            report: Report = work(recipe, run_dir, **asked)
             if report.skipped:
                 with EventWriter(run_dir.events, name) as events:
                     events.emit("skipped")

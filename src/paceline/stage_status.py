@@ -10,12 +10,13 @@ from typing import Any, Literal, TypeGuard
 from paceline.durable.errors import PacelineError
 from paceline.durable.owner import Owner
 from paceline.pipeline import STAGES as _MODULES
-from paceline.recipe.checkpoints import list_checkpoints, rank
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.stage import Record, outputs_digest, read_record
+from paceline.status_parts import Extraction, Training, extraction_part, training_part
 from paceline.watch.events import ENDS, SCHEMA_VERSION, Counts
 from paceline.watch.tail import counts_of, last_events
+from paceline.watch.words import span
 
 STAGES = tuple(name for name, _ in _MODULES)
 
@@ -43,30 +44,6 @@ not, its record tells."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """What only a training has."""
-
-    step: int | None
-    """Optimizer steps done, as the last event says."""
-    loss: float | None
-    """Mean loss of the last step that is told of."""
-    learning_rate: float | None
-    tau: dict[str, float]
-    """Simulated τ by method, of the newest checkpoint that has one."""
-    tau_step: int | None
-    """The step of that checkpoint."""
-    checkpoints: tuple[str, ...]
-    """Folder names, oldest first."""
-    newest: str | None
-    resumes_from: str | None
-    """The newest that can be read: an unfinished training goes on from there, if its checksums
-    hold. None: from the beginning."""
-    best: str | None
-    """The one that the finished training has chosen. Before, the one of the highest τ; of equal
-    ones, or without any, the newest."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class StageStatus:
     """A stage at one moment. As JSON it has these keys."""
 
@@ -85,6 +62,8 @@ class StageStatus:
     host: str | None = None
     training: Training | None = None
     """Of `train`."""
+    extraction: Extraction | None = None
+    """Of `extract`."""
     tau: dict[str, float] = field(default_factory=dict)
     """Of `score`, when finished: pooled τ by method."""
     report: dict[str, Any] = field(default_factory=dict)
@@ -101,6 +80,8 @@ class _Heard:
     ended: dict[str, Any] | None = None
     """The last `finished` event, for a stage that is complete."""
     counts: Counts | None = None
+    told: dict[str, Any] = field(default_factory=dict)
+    """The event that carried them."""
     is_own: bool = False
     """Whether the counts are of the process that this tells of: the last, or that which ended."""
     step: int | None = None
@@ -148,6 +129,11 @@ def stage_status(
     if counts is not None and not is_running:
         counts = replace(counts, eta=None)
     notes = [heard.note] if heard.note else []
+    if is_running and last.get("kind") == "checking":
+        notes.append("It looks at what is there, and skips what is verified.")
+    if is_running and last.get("kind") == "stuck":
+        # While counts are told, they have the calls that hang beside them.
+        notes.append(_hanging(last, now))
     if name == "train" and is_whole and record is not None:
         notes += map(str, record.report.get("remarks", ()))
     if state == "outdated":
@@ -155,9 +141,18 @@ def stage_status(
     if (is_whole or state == "damaged") and last.get("kind") in ("failed", "interrupted"):
         notes.append(f"The last attempt at it ended early: {last.get('error')}")
     at_work = last if is_running or heard.ended is None else heard.ended
-    training = None
+    training = extraction = None
     if name == "train":
-        training = _training(paths, heard, None if damage else record)
+        training = training_part(
+            paths.checkpoints,
+            None if damage else record,
+            step=heard.step,
+            loss=heard.loss,
+            learning_rate=heard.learning_rate,
+        )
+    if name == "extract" and heard.told:
+        # Workers and waits of a process before this one are no more.
+        extraction = extraction_part(heard.told, is_running=is_running and heard.is_own)
     return StageStatus(
         name=name,
         state=state,
@@ -168,10 +163,20 @@ def stage_status(
         pid=last.get("pid"),
         host=_text(last.get("host")),
         training=training,
+        extraction=extraction,
         tau=_numbers(record.report) if name == "score" and record and is_whole else {},
         report=record.report if record and is_whole else {},
         notes=tuple(notes),
     )
+
+
+def _hanging(event: dict[str, Any], now: float) -> str:
+    """A call of the stage's own process that has not returned."""
+    seconds = event.get("seconds")
+    lasted = max(0.0, now - event["t"]) + (seconds if _is_number(seconds) else 0.0)
+    state = _text(event.get("process_state"))
+    frozen = f" (process state {state})" if state else ""
+    return f"{event.get('call')} {event.get('path')} has not returned for {span(lasted)}{frozen}."
 
 
 def started_anew(host: str | None, since: float) -> str:
@@ -207,7 +212,8 @@ def _listen(path: Path, *, is_train: bool, is_done: bool) -> _Heard:
                 heard = replace(heard, ended=event)
             if heard.counts is None and (counts := counts_of(event)) is not None:
                 told = heard.ended or last
-                heard = replace(heard, counts=counts, is_own=event["pid"] == told["pid"])
+                own = event["pid"] == told["pid"]
+                heard = replace(heard, counts=counts, told=event, is_own=own)
             if heard.step is None and type(event.get("step")) is int:
                 heard = replace(heard, step=event["step"])
             if heard.loss is None and _is_number(event.get("loss")):
@@ -329,25 +335,6 @@ def _seconds(last: dict[str, Any], *, is_running: bool, now: float) -> float | N
     if not _is_number(elapsed):
         return None
     return round(elapsed + (max(0.0, now - last["t"]) if is_running else 0.0), 3)
-
-
-def _training(paths: RunDir, heard: _Heard, record: Record | None) -> Training:
-    checkpoints = list_checkpoints(paths.checkpoints)
-    measured = [c for c in checkpoints if c.tau]
-    readable = [c for c in checkpoints if c.step >= 0]
-    best = max(checkpoints, key=lambda c: rank(paths.checkpoints / c.name, c.tau), default=None)
-    chosen = record.report.get("best") if record and record.outputs is not None else None
-    return Training(
-        step=heard.step,
-        loss=heard.loss,
-        learning_rate=heard.learning_rate,
-        tau=measured[-1].tau if measured else {},
-        tau_step=measured[-1].step if measured else None,
-        checkpoints=tuple(c.name for c in checkpoints),
-        newest=checkpoints[-1].name if checkpoints else None,
-        resumes_from=readable[-1].name if readable else None,
-        best=_text(chosen) or (None if best is None else best.name),
-    )
 
 
 def _reported(name: str, report: dict[str, Any]) -> Counts | None:

@@ -90,7 +90,7 @@ def run_status(run_dir: Path) -> RunStatus:
         died=died,
         stages=stages,
         notes=notes,
-        next=_next(state, paths),
+        next=_next(state, paths, _part(stages)),
     )
 
 
@@ -164,9 +164,18 @@ def _run_state(stages: tuple[StageStatus, ...], *, is_held: bool, died: Owner | 
     return "partial" if "finished" in states else "empty"
 
 
-def _next(state: RunState, paths: RunDir) -> str:
+def _part(stages: tuple[StageStatus, ...]) -> str:
+    """The part of an unfinished extraction that this machine does, if others do the rest."""
+    found = next((s for s in stages if s.name == "extract"), None)
+    if found is None or found.extraction is None or found.state == "finished":
+        return ""
+    return found.extraction.part
+
+
+def _next(state: RunState, paths: RunDir, part: str) -> str:
     recipe = () if paths.recipe.is_file() else ("recipe.yaml",)
-    command = f"`{command_line('paceline', 'run', *recipe, '--run', paths.root)}`"
+    words = ("extract", *recipe, "--shard", part) if part else ("run", *recipe)
+    command = f"`{command_line('paceline', *words, '--run', paths.root)}`"
     match state:
         case "running":
             again = command_line("paceline", "status", paths.root)

@@ -5,17 +5,18 @@ they are what the recipe asks for, only this look at the records of the earlier 
 """
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.durable.errors import DataError, IntegrityError, RecipeChanged, UserError
 from paceline.recipe.drafter_inputs import drafter_input_fields
+from paceline.recipe.extract_inputs import resolved_codec
 from paceline.recipe.fingerprint import Fields, changed_fields, difference, flatten, keys_of
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import source_fields
 from paceline.recipe.stage import Record, changed_outputs, permission, read_record
-from paceline.recipe.training import CHANGEABLE, training_fields
+from paceline.recipe.training import CHANGEABLE, LATER_KEYS, training_fields
 from paceline.target.folder import ModelFolder
 from paceline.target.taps import default_taps
 
@@ -26,6 +27,9 @@ _OPEN = {
     "train": ("template_args.", "vocab_text.", "warm_start."),
 }
 """Mappings and lists by stage: an entry that stands on one side alone is a difference too."""
+
+_UNSAID: Mapping[str, Fields] = {"extract": {"extract.codec": "none"}, "train": LATER_KEYS}
+"""What a record that does not say so means, by stage."""
 
 
 def require_inputs(name: str, recipe: Recipe, run_dir: RunDir) -> None:
@@ -78,6 +82,32 @@ def require_agreement(recipe: Recipe, run_dir: RunDir, *, allowed: Sequence[str]
             )
 
 
+def is_begun(name: str, run_dir: RunDir) -> bool:
+    """Whether a stage has begun here and has not come to its end: nothing can build on it."""
+    folders = {
+        "prepare": run_dir.corpus,
+        "regenerate": run_dir.corpus,
+        "extract": run_dir.features,
+        "train": run_dir.checkpoints,
+        "score": run_dir.score,
+    }
+    record = read_record(folders[name], name)
+    return record is not None and record.outputs is None
+
+
+def is_cleaned(run_dir: RunDir) -> bool:
+    """Whether the features were cleaned away after the training, which stands as it was written.
+
+    Then nothing is left for either stage to do: to make the features again would be for nobody.
+    """
+    extract = read_record(run_dir.features, "extract")
+    train = read_record(run_dir.checkpoints, "train")
+    if extract is None or train is None or not train.outputs:
+        return False
+    is_away = extract.outputs == {} and "cleaned" in extract.report
+    return is_away and not changed_outputs(run_dir.checkpoints, train)
+
+
 def _before(name: str, recipe: Recipe, run_dir: RunDir) -> Iterator[tuple[str, Path]]:
     for stage, folder in (
         ("prepare", run_dir.corpus),
@@ -107,7 +137,8 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
         case "extract":
             layers = ModelFolder(Path(recipe.target.path)).get("num_hidden_layers")
             taps = recipe.extract.taps or default_taps(layers, recipe.extract.num_taps)
-            return asked | flatten({"extract": {"layer_ids": taps}})
+            codec = resolved_codec(recipe.extract)
+            return asked | flatten({"extract": {"layer_ids": taps, "codec": codec}})
         case "train":
             own = {
                 "template_args": recipe.corpus.template_args,
@@ -126,7 +157,8 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
 def _changed(record: Record, asked: Fields) -> tuple[list[str], str]:
     """Keys of the recipe that differ from the record's, and the rows that say so."""
     open_ended = _OPEN.get(record.stage, ())
-    made = {k: v for k, v in record.fields.items() if k in asked or k.startswith(open_ended)}
+    fields = {**_UNSAID.get(record.stage, {}), **record.fields}
+    made = {k: v for k, v in fields.items() if k in asked or k.startswith(open_ended)}
     wanted = {k: v for k, v in asked.items() if k in made or k.startswith(open_ended)}
     return changed_fields(made, wanted), "\n  ".join(difference(made, wanted))
 

@@ -50,7 +50,8 @@ def test_a_run_of_two_workers_killed_leaves_none_of_them_and_goes_on(
     recipe_and_run = (str(recipe), "--run", str(run.root))
     for stage in ("prepare", "regenerate"):
         assert server.run(stage, *recipe_and_run) == 0
-    pid = server.start("run", *recipe_and_run, "--set", "target.workers=2")
+    workers = ("--set", "target.workers=2", "--set", "extract.isolate=true")
+    pid = server.start("run", *recipe_and_run, *workers)
     wait_for_event(run, "extract", "progress", pid)
     workers = psutil.Process(pid).children(recursive=True)
     assert len(workers) >= 2

@@ -1,5 +1,4 @@
 import dataclasses
-import importlib
 import logging
 import os
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.cli.main import COMMANDS, main
+from paceline.cli.main import COMMANDS, main, module_of
 from paceline.durable.errors import PacelineError, RecipeError
 
 NAMES = [name for name, _ in COMMANDS]
@@ -48,14 +47,30 @@ def flags(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 FROZEN = {
     "init": ["--data", "--force", "--heldout", "--help", "--out", "--target", "-h"],
+    "doctor": ["--help", "--json", "--run", "--set", "--strict", "-h"],
+    "plan": [
+        "--help",
+        "--json",
+        "--mean-tokens",
+        "--probe",
+        "--rows",
+        "--run",
+        "--set",
+        "--tokens-per-s",
+        "--upload",
+        "-h",
+    ],
     "run": ["--allow-change", "--help", "--resume-from", "--run", "--set", "-h"],
     "prepare": ["--help", "--preview", "--run", "--set", "-h"],
     "regenerate": ["--help", "--run", "--set", "-h"],
-    "extract": ["--help", "--run", "--set", "-h"],
+    "extract": ["--accept-code", "--help", "--run", "--set", "--shard", "-h"],
+    "import": ["--check", "--convention", "--from", "--help", "--last", "--layers", "-h"],
     "train": ["--allow-change", "--help", "--resume-from", "--run", "--set", "-h"],
     "score": ["--help", "--run", "--set", "-h"],
     "stop": ["--grace", "--help", "--kill", "-h"],
     "status": ["--help", "--json", "-h"],
+    "clean": ["--checkpoints", "--features", "--force", "--help", "--keep", "--yes", "-h"],
+    "verify": ["--deep", "--help", "--ids", "--json", "--repair", "-h"],
     "report": ["--help", "--out", "-h"],
 }
 
@@ -85,7 +100,7 @@ def test_each_command_says_what_it_reads_and_writes_with_an_example(capsys, name
 def test_the_example_of_each_command_is_a_line_that_it_takes(name):
     import tyro
 
-    args = importlib.import_module(f"paceline.cli.{name}").Args
+    args = module_of(name).Args
     example = next(line for line in args.__doc__.splitlines() if "Example:" in line)
     words = example.split()[3:]
     assert dataclasses.is_dataclass(tyro.cli(args, args=words))

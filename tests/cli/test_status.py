@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 import paceline
 from paceline.cli.main import main
-from paceline.cli.status import number, span
 from paceline.durable.errors import UserError
 from paceline.durable.owner import LOCK, owned
 from paceline.recipe.run_dir import RunDir
@@ -29,6 +28,7 @@ from paceline.stage_status import STAGES, folder_of
 from paceline.status import RunStatus, run_status
 from paceline.train import loop
 from paceline.watch.events import COUNTED, Counts, Kind
+from paceline.watch.words import number, span
 from tiny_run import tiny_project
 
 LONG = ("--set", "train.epochs=4000", "--set", "train.evaluations=1")
@@ -572,9 +572,12 @@ def test_the_events_of_every_stage_have_the_one_vocabulary(straight, killed, sta
 JSON_KEYS = {
     "run": "schema_version root name state now owner died stages notes next",
     "owner": "pid host since doing",
-    "stage": "name state detail counts seconds heard pid host training tau report notes",
+    "stage": "name state detail counts seconds heard pid host training extraction tau report notes",
     "counts": "unit total done skipped redone failed quarantined tokens tokens_total rate eta",
     "training": "step loss learning_rate tau tau_step checkpoints newest resumes_from best",
+    "extraction": "units units_done units_skipped workers waiting stuck staging_bytes "
+    "staging_limit backlog_units backlog_bytes uploaded_bytes upload_cpu_share stall_seconds "
+    "free_bytes samples_per_s part",
 }
 
 
@@ -589,6 +592,7 @@ def test_the_keys_of_the_json_are_frozen(killed, capsys):
         "stage": train,
         "counts": train["counts"],
         "training": train["training"],
+        "extraction": status["stages"][2]["extraction"],
     }
     assert {name: " ".join(part) for name, part in found.items()} == JSON_KEYS
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from paceline.cli.main import main
 from paceline.recipe.run_dir import RunDir
@@ -58,6 +59,7 @@ def contents(run: RunDir) -> dict[Path, bytes]:
         ("train", "extract.num_taps=2", "extract.layer_ids.2: 3 -> '(absent)'"),
         ("score", "extract.taps=[1, 2]", "extract.layer_ids.2: 3 -> '(absent)'"),
         ("train", "extract.dtype=float32", "extract.dtype: 'bfloat16' -> 'float32'"),
+        ("train", "extract.codec=planes", "extract.codec: 'none' -> 'planes'"),
         ("score", "drafter.layers=2", "drafter.layers: 1 -> 2"),
         ("score", "train.betas=[0.9, 0.99]", "train.betas.1: 0.95 -> 0.99"),
     ],
@@ -74,7 +76,13 @@ def test_a_change_of_an_earlier_stage_is_refused_by_a_later_one(
 
 
 @pytest.mark.parametrize(
-    "change", ["target.threads=2", "extract.batch_tokens=300", "extract.taps=[1, 2, 3]"]
+    "change",
+    [
+        "target.threads=2",
+        "extract.batch_tokens=300",
+        "extract.taps=[1, 2, 3]",
+        "extract.codec=none",  # what `auto` meant
+    ],
 )
 def test_what_determines_no_content_is_no_change(run, finished, change):
     assert go("train", run, finished, change) == 0
@@ -198,3 +206,38 @@ def test_a_conflict_with_a_later_stage_is_told_before_any_stage_begins(run, fini
     assert "--allow-change train.gamma" in told.err
     assert "== prepare" not in told.out
     assert contents(run) == before
+
+
+def test_a_run_whose_shards_are_set_aside_ends_with_1_and_tries_them_again(tmp_path, capsys):
+    """Not with 2, as if it were impossible: whoever restarts a service may try once more."""
+    recipe = tiny_project(tmp_path)
+    _answer_with_a_token_that_breaks(tmp_path)
+    command = ["run", str(recipe), "--run", str(tmp_path / "run")]
+    command += ["--set", "regenerate.enabled=false"]
+    for _ in range(2):
+        assert main(command) == 1
+        shown = capsys.readouterr().out
+        assert "not finite" in shown
+        assert "not done: train, score: not begun, because extract has parts not done." in shown
+        assert "== train" not in shown
+    command += ["--set", "extract.allow_quarantined=1"]
+    assert main(command) == 1, "they are allowed to be missing, and still missing"
+    assert "== score" in capsys.readouterr().out
+    assert main(command) == 0
+
+
+def _answer_with_a_token_that_breaks(root: Path) -> None:
+    """Answers in the data, the last one of them with a token whose state is not finite."""
+    answers = [*(f"answer {n}" for n in range(15)), "Z"]
+    rows = [
+        {"messages": [{"role": "user", "content": f"question {n}"},
+                      {"role": "assistant", "content": answer}]}
+        for n, answer in enumerate(answers)
+    ]  # fmt: skip
+    (root / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = root / "target" / "model.safetensors"
+    weights = load_file(path)
+    tokenizer = AutoTokenizer.from_pretrained(root / "target")
+    (token,) = tokenizer.encode("Z", add_special_tokens=False)
+    weights["model.embed_tokens.weight"][token] = float("inf")
+    save_file(weights, path, metadata={"format": "pt"})

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline import __version__
 from paceline.durable.errors import Interrupted, PacelineError, storage_refused
@@ -16,16 +17,24 @@ from paceline.flow.signals import sigterm_raises
 
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("init", "write a commented recipe for a target and data"),
+    ("doctor", "what will go wrong, found before anything is loaded"),
+    ("plan", "bytes, time, room and memory of a run, before anything is loaded"),
     ("run", "all stages in order: prepare, regenerate, extract, train, score"),
     ("prepare", "conversations to tokens with a loss mask"),
     ("regenerate", "the target answers the prompts itself"),
     ("extract", "the target's hidden states, kept on disk"),
+    ("import", "hidden states that SpecForge or speculators computed, taken over"),
     ("train", "the drafter, from the hidden states"),
     ("score", "acceptance and speed of target and drafter, by decoding"),
     ("status", "how a run stands, also after it has died"),
+    ("verify", "what an extraction has made, shard by shard, and what is missing"),
     ("report", "a run on one page: curves, acceptance, text, corpus, recipe"),
+    ("clean", "free what a run no longer needs: copies, leftovers, checkpoints, features"),
     ("stop", "end what is at work in a run directory, with proof"),
 )
+
+_MODULES = {"import": "import_features"}
+"""Modules of commands that are called like a keyword of Python."""
 
 _HELP = """\
 usage: paceline COMMAND ...
@@ -113,12 +122,17 @@ def _dispatch(arguments: list[str]) -> int:
     # tyro alone takes a fifth of a second: only a command pays for it.
     import tyro
 
-    command = importlib.import_module(f"paceline.cli.{name}")
+    command = module_of(name)
     try:
         args = tyro.cli(command.Args, prog=f"paceline {name}", args=rest)
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else 2
     return command.run(args)
+
+
+def module_of(name: str) -> Any:
+    """The module of a command, with its `Args` and `run`."""
+    return importlib.import_module(f"paceline.cli.{_MODULES.get(name, name)}")
 
 
 def _unknown(name: str) -> str:

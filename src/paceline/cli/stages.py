@@ -25,7 +25,7 @@ from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.training import require_changeable
 from paceline.recipe.write import adopt_recipe, check_run_recipe, is_by_hand, is_run
-from paceline.upstream import require_agreement
+from paceline.upstream import is_begun, is_cleaned, require_agreement
 from paceline.watch.words import command_line, duration
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class TrainArgs(StageArgs):
     `train.epochs`; the change is recorded."""
 
 
-def train_options(args: TrainArgs) -> dict[str, Any]:
-    """What was asked of the training beyond its recipe, for `run_stage`.
+def train_options(args: TrainArgs) -> dict[str, dict[str, Any]]:
+    """What was asked of the training beyond its recipe, for `run_stages`.
 
     Raises RecipeError for a key that cannot change in the middle of one.
     """
@@ -82,7 +82,7 @@ def train_options(args: TrainArgs) -> dict[str, Any]:
     if args.resume_from == "":
         raise UserError("--resume-from: empty. Name a checkpoint, such as step_000600.")
     options = {"resume_from": args.resume_from, "allow_change": args.allow_change}
-    return {name: value for name, value in options.items() if value}
+    return {"train": {name: value for name, value in options.items() if value}}
 
 
 def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
@@ -138,11 +138,14 @@ def _check_draft_vocab(recipe: Recipe) -> None:
 
 
 def run_stages(
-    names: Sequence[str], recipe: Recipe, run_dir: RunDir, train: Mapping[str, Any] | None = None
+    names: Sequence[str],
+    recipe: Recipe,
+    run_dir: RunDir,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> int:
     """Run stages in order, telling what each did; the exit code. Holds the run directory.
 
-    `train` are the training's options.
+    `options` are those of `run_stage` beyond the recipe, by stage.
 
     A stage that begins its work puts the recipe into the run directory, and so does the end of all
     stages. One that finds nothing to do, or refuses, leaves the recipe that is there.
@@ -152,7 +155,7 @@ def run_stages(
     try:
         with owned(run_dir.root, f"paceline {names[0] if len(names) == 1 else 'run'}") as died:
             _tell_takeover(died)
-            return _run_stages(names, recipe, run_dir, train or {})
+            return _run_stages(names, recipe, run_dir, options or {})
     except (NotADirectoryError, FileExistsError) as error:
         if error.filename is None or Path(error.filename) not in (
             run_dir.root,
@@ -184,6 +187,8 @@ def _require_devices(names: Sequence[str], recipe: Recipe) -> None:
     keys = {"train.device": recipe.train.device} if "train" in names else {}
     if {"regenerate", "extract", "score"} & set(names):
         keys["target.device"] = recipe.target.device
+    if "extract" in names and recipe.target.devices:
+        keys["target.devices"] = f"cuda:{max(recipe.target.devices)}"
     for key, device in keys.items():
         if device == "cpu":
             continue
@@ -206,21 +211,36 @@ def _tell_takeover(died: Owner | None) -> None:
 
 
 def _run_stages(
-    names: Sequence[str], recipe: Recipe, run_dir: RunDir, train: Mapping[str, Any]
+    names: Sequence[str],
+    recipe: Recipe,
+    run_dir: RunDir,
+    options: Mapping[str, Mapping[str, Any]],
 ) -> int:
     if not _has_recipe(run_dir):
         adopt_recipe(recipe, run_dir)
     if len(names) > 1:
-        require_agreement(recipe, run_dir, allowed=train.get("allow_change", ()))
+        require_agreement(recipe, run_dir, allowed=options.get("train", {}).get("allow_change", ()))
     undone: list[str] = []
+    # One of them alone does what it is asked for.
+    needless = ("extract", "train") if len(names) > 1 and is_cleaned(run_dir) else ()
+    if options.get("train", {}).get("resume_from"):
+        needless = ()
     for name in names:
         header(name)
+        if name in needless:
+            say("nothing to do: the training is complete, and its features were cleaned away.")
+            continue
         started = monotonic()
-        report = run_stage(name, recipe, run_dir, **(train if name == "train" else {}))
+        report = run_stage(name, recipe, run_dir, **options.get(name, {}))
         _tell(report, monotonic() - started)
         if name == "prepare" and "score" in names:
             _require_something_to_score(report)
         undone += [f"{name}: {sentence}" for sentence in report.undone]
+        others = names[names.index(name) + 1 :]
+        if report.undone and others and is_begun(name, run_dir):
+            # They would refuse, as if something impossible had been asked for.
+            undone.append(f"{', '.join(others)}: not begun, because {name} has parts not done.")
+            break
     if len(names) == len(STAGES):
         adopt_recipe(recipe, run_dir)
     if undone:

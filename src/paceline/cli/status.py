@@ -10,12 +10,18 @@ from typing import Annotated
 import msgspec
 import tyro
 
+from paceline.cli.extraction_lines import extraction_lines
+from paceline.cli.patience import answered
 from paceline.cli.terminal import say
-from paceline.stage_status import StageStatus, Training
+from paceline.stage_status import StageStatus
 from paceline.status import RunStatus, run_status
-from paceline.watch.words import counted, named, ordered
+from paceline.status_parts import Training
+from paceline.watch.words import counted, named, number, ordered, span
 
 _WIDTH = 100
+
+_SECONDS = 10.0
+"""After which a run directory that does not answer is told as such."""
 
 _GOOD = ("running", "finished", "partial", "empty")
 
@@ -34,10 +40,6 @@ _STYLES = {
 
 _NAMED = 5
 """Checkpoints that are named; of more, the last."""
-
-_TENTHS_BELOW = 10
-
-_SPANS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
 
 _PIECES = {"extract": "shard", "regenerate": "group", "train": "checkpoint"}
 
@@ -72,7 +74,7 @@ class Args:
 
 def run(args: Args) -> int:
     """Run the command; the exit code."""
-    status = run_status(args.run)
+    status = answered(lambda: run_status(args.run), str(args.run), seconds=_SECONDS)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(status), indent=1).decode(), flush=True)
     else:
@@ -90,7 +92,7 @@ def _show(status: RunStatus) -> None:
         widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
         for row in (_COLUMNS, *rows):
             print(_aligned(row, widths), flush=True)
-    lines = [line for stage in status.stages for line in _lines(stage)]
+    lines = [line for stage in status.stages for line in _lines(stage, status.now)]
     if lines or status.notes:
         say("")
     for line in (*lines, *(f"note: {note}" for note in status.notes)):
@@ -154,7 +156,7 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
     Console().print(table)
 
 
-def _lines(stage: StageStatus) -> Iterator[str]:
+def _lines(stage: StageStatus, now: float) -> Iterator[str]:
     """What does not fit into the table."""
     counts = stage.counts
     if counts is not None:
@@ -172,6 +174,8 @@ def _lines(stage: StageStatus) -> Iterator[str]:
             yield f"{stage.name}: set aside {aside}: {_split(counts.quarantined)}"
     if stage.training is not None:
         yield from _training_lines(stage.training)
+    if stage.extraction is not None:
+        yield from extraction_lines(stage.extraction, now)
     if stage.tau:
         yield f"score: τ {_taus(stage.tau)}"
     if stage.detail:
@@ -223,20 +227,3 @@ def _one(unit: str) -> str:
 def _split(counts: Mapping[str, int]) -> str:
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
-
-
-def number(value: float) -> str:
-    """Such as `12`, `1,234`, `12.3 M`."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:,.0f}" if value >= _TENTHS_BELOW or value == int(value) else f"{value:.1f}"
-
-
-def span(seconds: float) -> str:
-    """Such as `0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h`."""
-    whole = max(0, round(seconds))
-    for size, unit, part, below in _SPANS:
-        if whole >= size:
-            return f"{whole // size}{unit}{whole % size // part:02d}{below}"
-    return f"{whole}s" if seconds >= _TENTHS_BELOW else f"{max(0.0, seconds):.1f}s"

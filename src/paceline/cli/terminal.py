@@ -30,12 +30,17 @@ def show(text: "Text", *, marked: str) -> None:
 
         Console().print(text, soft_wrap=True)
         return
+    print(marked_text(text, marked=marked), flush=True)
+
+
+def marked_text(text: "Text", *, marked: str) -> str:
+    """Without colours: spans of the style `marked` stand in ⟦ ⟧."""
     plain, end = "", 0
     for span in text.spans:
         if span.style == marked:
             plain += f"{text.plain[end : span.start]}⟦{text.plain[span.start : span.end]}⟧"
             end = span.end
-    print(plain + text.plain[end:], flush=True)
+    return plain + text.plain[end:]
 
 
 def _console_print(text: str, style: str | None = None) -> None:

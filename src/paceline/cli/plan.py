@@ -1,0 +1,290 @@
+"""`paceline plan`."""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import tyro
+
+from paceline.cli.stages import StageArgs, open_run
+from paceline.cli.terminal import say
+from paceline.durable.errors import RecipeChanged, UserError
+from paceline.recipe.extract_inputs import is_object_store
+from paceline.recipe.fingerprint import changed_fields, difference, digest_file, flatten
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import Recipe
+from paceline.recipe.stage import Record, read_record
+
+if TYPE_CHECKING:
+    from paceline.doctor.plan import Plan
+    from paceline.doctor.plan_bytes import Samples
+    from paceline.doctor.plan_facts import Asked
+    from paceline.doctor.plan_rates import Rate
+    from paceline.features.plan import Lengths
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(StageArgs):
+    """Says what a run will need and when its extraction will end: bytes by codec, staging, room
+    on every disk, memory of devices and host. It loads no model, and can be asked before there is
+    a run, a corpus or a GPU.
+
+    The samples are counted in the run's corpus; without one they are estimated from the data, or
+    told by --rows and --mean-tokens. The speed of the devices is that of --tokens-per-s, else of
+    the last extraction in the run directory, else a guess from published figures.
+
+    Reads: the recipe; the target's config, tokenizer and the headers of its weights; the corpus or
+    some rows of the data; events of the run; free space.
+
+    Writes: nothing. With --probe some objects of 8 MiB to the store, which it removes.
+
+    Exit code: 0 where all that is known fits, 1 where something does not, 2 where the recipe is
+    impossible.
+
+    Example: paceline plan recipe.yaml --rows 120000 --mean-tokens 1000
+    """  # noqa: D205
+
+    rows: Annotated[
+        int | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: those of the corpus)")
+    ] = None
+    """Plan for this many samples; with --mean-tokens."""
+    mean_tokens: Annotated[
+        float | None,
+        tyro.conf.arg(metavar="N", help_behavior_hint="(default: those of the corpus)"),
+    ] = None
+    """Tokens of a sample, on average; with --rows."""
+    tokens_per_s: Annotated[
+        float | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: see above)")
+    ] = None
+    """Speed of all devices together, tokens per second."""
+    upload: Annotated[
+        float | None, tyro.conf.arg(metavar="MB/S", help_behavior_hint="(default: unknown)")
+    ] = None
+    """Speed of the upload, in megabytes (1,000,000 bytes) per second."""
+    probe: Annotated[
+        tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="(default: no)")
+    ] = False
+    """Measure the upload: write some objects to the store, and remove them."""
+    json: Annotated[
+        tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="(default: text)")
+    ] = False
+    """Everything, as one JSON object (docs/operations.md, "Before a run")."""
+
+
+def run(args: Args) -> int:
+    """Run the command; the exit code."""
+    _require_options(args)
+    recipe, run_dir = open_run(args, "plan")
+    from paceline.doctor.plan import make_plan
+
+    plan = make_plan(recipe, run_dir, _asked(args, recipe, run_dir))
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(plan), indent=1).decode(), flush=True)
+    else:
+        _show(plan, args.recipe)
+    return 0 if plan.fits else 1
+
+
+def plan_for(recipe: Recipe, run_dir: RunDir) -> "Plan":
+    """The plan of a checked recipe with nothing told beside it.
+
+    Raises what `make_plan` raises, and DataError, RecipeChanged or TargetError where the samples
+    can be neither counted nor estimated.
+    """
+    from paceline.doctor.plan import make_plan
+
+    return make_plan(recipe, run_dir, _asked(Args(), recipe, run_dir))
+
+
+def _require_options(args: Args) -> None:
+    if (args.rows is None) != (args.mean_tokens is None):
+        raise UserError("--rows and --mean-tokens: give both, or neither.")
+    for name, value in (
+        ("--rows", args.rows),
+        ("--mean-tokens", args.mean_tokens),
+        ("--tokens-per-s", args.tokens_per_s),
+        ("--upload", args.upload),
+    ):
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"{name}: {value:g} is impossible. Give a number above 0.")
+    if args.probe and args.upload is not None:
+        raise UserError("--probe and --upload: the speed is measured or given. Leave one out.")
+
+
+def _asked(args: Args, recipe: Recipe, run_dir: RunDir) -> "Asked":
+    from paceline.doctor.plan_bytes import Samples
+    from paceline.doctor.plan_facts import Asked
+
+    upload = _upload(args.upload, recipe, is_probed=args.probe)
+    lengths = None
+    if args.rows is not None and args.mean_tokens is not None:
+        longest = recipe.corpus.max_length
+        if args.mean_tokens > longest:
+            raise UserError(
+                f"--mean-tokens: {args.mean_tokens:g} is more than corpus.max_length {longest} "
+                "lets any sample be. Lower it, or raise corpus.max_length."
+            )
+        samples = Samples(
+            count=args.rows,
+            tokens=round(args.rows * args.mean_tokens),
+            longest=longest,
+            basis="options",
+            said=f"told by --rows and --mean-tokens; none longer than {longest:,} tokens",
+        )
+    else:
+        samples, lengths = _samples(recipe, run_dir)
+    return Asked(samples=samples, lengths=lengths, tokens_per_s=args.tokens_per_s, upload=upload)
+
+
+def _samples(recipe: Recipe, run_dir: RunDir) -> "tuple[Samples, Lengths | None]":
+    """The samples of the run's corpus with their lengths, or an estimate from the data."""
+    if _has_corpus(recipe, run_dir):
+        return _counted(recipe, run_dir)
+    return _estimated(recipe), None
+
+
+def _upload(given: float | None, recipe: Recipe, *, is_probed: bool) -> "Rate | None":
+    """Bytes per second to an object store, of which `given` are millions; None without one."""
+    from paceline.doctor.plan_rates import Rate
+
+    store = recipe.extract.store
+    if not is_object_store(store):
+        if is_probed or given is not None:
+            raise UserError(
+                "--upload, --probe: nothing is uploaded, because extract.store names a folder. "
+                "Leave them out, or set extract.store to a bucket."
+            )
+        return None
+    if is_probed:
+        from paceline.doctor.plan_probe import probe_upload
+        from paceline.durable.open_store import open_store
+
+        opened = open_store(store, recipe.extract.store_options)
+        return probe_upload(opened, recipe.extract.uploads)
+    if given is not None:
+        return Rate(value=given * 1e6, source="given", said="given")
+    return Rate(value=None, source="unknown", said="give --upload, or --probe to measure it")
+
+
+def _has_corpus(recipe: Recipe, run_dir: RunDir) -> bool:
+    """Whether the samples to extract are there. Raises RecipeChanged for another recipe's."""
+    if not run_dir.samples(recipe).is_file():
+        return False
+    stages = ("prepare", "regenerate") if recipe.regenerate.enabled else ("prepare",)
+    records = [read_record(run_dir.corpus, name) for name in stages]
+    if any(record is None or record.outputs is None for record in records):
+        return False
+    for record in records:
+        if record is not None:
+            _require_same(recipe, run_dir, record)
+    return True
+
+
+def _require_same(recipe: Recipe, run_dir: RunDir, record: Record) -> None:
+    asked = flatten(recipe)
+    made = {key: value for key, value in record.fields.items() if key in asked}
+    asked = {key: asked[key] for key in made}
+    if changed_fields(made, asked):
+        rows = "\n  ".join(difference(made, asked))
+        raise RecipeChanged(
+            f"{run_dir.corpus}: {record.stage} was done by another recipe (made -> asked), so a "
+            f"run with this one would refuse it:\n  {rows}\nPlan for a new run directory "
+            "(`--run DIR`), or put the old values back."
+        )
+
+
+def _counted(recipe: Recipe, run_dir: RunDir) -> tuple["Samples", "Lengths"]:
+    from paceline.doctor.plan_bytes import Samples
+    from paceline.extract.row_index import FILE_NAME, load_index
+    from paceline.extract.rows import index_rows
+    from paceline.target.spec import read_spec
+
+    spec = read_spec(Path(recipe.target.path), identify=False)
+    path = run_dir.samples(recipe)
+    limits = {"vocab_size": spec.vocab_size, "max_position": spec.max_position}
+    rows = load_index(run_dir.features / FILE_NAME, digest_file(path), **limits)
+    if rows is None:
+        rows = index_rows(path, **limits)
+    samples = Samples(
+        count=len(rows),
+        tokens=rows.tokens,
+        longest=int(rows.lengths.max()),
+        basis="corpus",
+        said=f"counted in {path}",
+    )
+    return samples, rows.lengths
+
+
+def _estimated(recipe: Recipe) -> "Samples":
+    from paceline.corpus.estimate import estimate_samples
+    from paceline.doctor.plan_bytes import Samples
+
+    found = estimate_samples(recipe)
+    about = "" if found.rows_counted else "about "
+    within = f", within {found.error:.1%}" if found.error else ""
+    answers = (
+        ", answers that are not written yet counted at regenerate.max_new_tokens, the most they "
+        "can have"
+        if found.answers_at_most
+        else ""
+    )
+    return Samples(
+        count=found.samples,
+        tokens=found.tokens,
+        longest=recipe.corpus.max_length,
+        basis="data",
+        said=(
+            f"an estimate from {found.looked_at:,} of {about}{found.rows:,} rows{within}{answers}; "
+            "rows that come twice are not known of"
+        ),
+    )
+
+
+def _show(plan: "Plan", recipe: Path | None) -> None:
+    from paceline.doctor.plan_words import COLUMNS, lines, rows, title
+
+    say(title(plan, recipe))
+    say("")
+    table = list(rows(plan))
+    if sys.stdout.isatty():
+        _print_table(COLUMNS, table)
+    else:
+        widths = [max(map(len, column)) for column in zip(COLUMNS, *table, strict=True)]
+        for row in (COLUMNS, *table):
+            print(_aligned(row, widths), flush=True)
+    say("")
+    for line in lines(plan):
+        for part in _wrapped(line):
+            say(part)
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
+    name, *cells = row
+    right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+    return "  ".join([name.ljust(widths[0]), *right]).rstrip()
+
+
+def _print_table(columns: tuple[str, ...], table: list[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index, name in enumerate(columns):
+        shown.add_column(name, justify="right" if index else "left", no_wrap=True)
+    styles = {"yes": "green", "NO": "bold red", "unknown": "yellow"}
+    for *cells, fits in table:
+        shown.add_row(*map(Text, cells), Text(fits, style=styles.get(fits, "")))
+    Console().print(shown)
+
+
+def _wrapped(line: str) -> Iterator[str]:
+    yield from textwrap.wrap(
+        line, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )

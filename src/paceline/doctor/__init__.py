@@ -1,0 +1,1 @@
+"""What will go wrong, found before anything is loaded: `plan` and `doctor`."""

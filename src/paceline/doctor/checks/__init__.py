@@ -1,0 +1,1 @@
+"""The checks of `paceline doctor`, a module for each kind."""
