@@ -13,6 +13,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 CACHE := .cache
 RUN := runs/demo
+RUN_S3 := runs/extract-s3
 
 # Parallelism is by processes: one thread each, or two of them fight over every core.
 export OMP_NUM_THREADS := 1
@@ -22,10 +23,10 @@ export OPENBLAS_NUM_THREADS := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install test lint format fetch demo bench clean
+.PHONY: help install test lint format fetch demo demo-s3 bench torture clean
 
 help: ## say what there is
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /make \1\t/' | expand -t 16
 
 install: $(STAMP) ## make .venv with Paceline (editable), its tests and its linters
 
@@ -56,8 +57,14 @@ fetch: $(STAMP) ## the demo's target and prompts, into .cache
 demo: fetch ## train a drafter for a real small target, and measure it
 	$(BIN)/paceline run recipes/demo.yaml --run $(RUN)
 
+demo-s3: fetch ## the same in small, its features in an object store: a local S3 server
+	$(BIN)/python demo/s3.py -- $(BIN)/paceline run recipes/extract-s3.yaml --run $(RUN_S3)
+
 bench: $(STAMP) ## one JSON line per measurement; ONLY=name for one benchmark
 	@$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY))
+
+torture: $(STAMP) ## kill, flip, starve and sabotage until something breaks; ONLY=gate, SEED=n
+	@$(BIN)/python torture/run.py $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove .venv and caches; runs/ stays
 	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

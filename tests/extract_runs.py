@@ -52,8 +52,14 @@ def make_run(
     last: bool = True,
     dtype: str = "bfloat16",
     taps: tuple[int, ...] | None = (1, 3),
+    isolate: bool | None = None,
+    **extract: object,
 ) -> tuple[Recipe, RunDir]:
-    """Write the corpus into a run directory; return what `extract.stage.run` takes."""
+    """Write the corpus into a run directory; return what `extract.stage.run` takes.
+
+    `isolate` is whether there are several workers, where it is not given: a process takes seconds
+    to begin.
+    """
     run_dir = RunDir(root)
     run_dir.corpus.mkdir(parents=True, exist_ok=True)
     run_dir.prepared.write_bytes(b"".join(map(encode_sample, samples)))
@@ -66,6 +72,8 @@ def make_run(
             dtype=dtype,  # type: ignore[arg-type]
             shard_bytes=shard_bytes,
             batch_tokens=batch_tokens,
+            isolate=workers > 1 if isolate is None else isolate,
+            **extract,  # type: ignore[arg-type]
         ),
     )
     return recipe, run_dir

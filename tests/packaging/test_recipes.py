@@ -10,7 +10,7 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
 
 def test_the_recipes_are_found():
-    assert {"demo", "tiny"} <= {path.stem for path in RECIPES}
+    assert {"demo", "extract-s3", "tiny"} <= {path.stem for path in RECIPES}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
