@@ -45,6 +45,7 @@ from paceline.features.plan import Unit
 from paceline.features.reader import FeatureReader
 from paceline.features.shard import Shard, write_shard
 from paceline.flow.units import Policy
+from paceline.flow.waker import Waker
 from paceline.recipe.run_dir import RunDir
 from paceline.status import run_status
 from paceline.status_parts import Extraction
@@ -295,6 +296,8 @@ def test_incident_the_disk_runs_full(tmp_path, prepared, monkeypatch, capsys, ca
         waiting = now(run_dir).waiting
         assert waiting.kind in ("space", "journal")
         assert str(disk) in waiting.reason
+        told = [e for e in events_of(run_dir, "progress") if e.get("waiting")]
+        assert told[0]["t"] - events_of(run_dir, "waiting")[0]["t"] < 2, "told at once"
         code, said = said_by_status(run_dir, capsys)
         assert code == 0
         assert re.search(rf"extract: waits for [\d.]+s: {disk}", said)
@@ -647,11 +650,14 @@ def test_incident_a_set_aside_shard_may_be_allowed(tmp_path, broken_target):
 def test_incident_workers_of_other_code_in_one_run(tmp_path, target, samples, monkeypatch):
     """Files of the package that changed under a run are no reason to mix two programs' shards."""
     monkeypatch.setattr(work, "source_hash", lambda: "0" * 16)
+    wakers = []
+    monkeypatch.setattr(work, "Waker", lambda: wakers.append(Waker()) or wakers[0])
     recipe, run_dir = make_run(tmp_path / "run", target, samples, isolate=True)
     with pytest.raises(UserError, match="workers of different code in one run") as refused:
         stage.run(recipe, run_dir)
     assert refused.value.exit_code == 2
     assert not list(run_dir.features.glob("unit-*"))
+    assert wakers[0].fileno() == -1, "whatever ends a run, nothing of it stays open"
 
 
 def test_incident_the_resumed_run_uses_other_weights(tmp_path, target, samples):
