@@ -115,11 +115,11 @@ class MarkedWatch(IoWatch):
         """Points that were passed."""
 
     @contextmanager
-    def call(self, what: str, path: Path | str = "") -> Iterator[None]:
+    def call(self, what: str, path: Path | str = "", *, slack: float = 0.0) -> Iterator[None]:
         point = f"{place_of(path)}{what}"
         slot = slot_here(self._slot)
         before = self._board.read(slot)
-        with super().call(what, path):
+        with super().call(what, path, slack=slack):
             self._board.write(slot, point)
             self.seen.add(point)
             self._orders.passes(point)

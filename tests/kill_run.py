@@ -23,8 +23,7 @@ from kill_marks import SUPERVISOR, Board, MarkedWatch, Order, Orders
 from kill_producer import HIDDEN, LAYERS, VOCAB, Plan, Unit, open_producer, promised_stat
 from paceline.durable.checksum import crc64
 from paceline.durable.faulty import Fault, FaultyStore, by_chance
-from paceline.durable.fs import REAL_FS, remove_dead_partials, write_atomic
-from paceline.durable.iowatch import WatchedFs
+from paceline.durable.fs import remove_dead_partials
 from paceline.durable.local_depot import LocalDepot
 from paceline.durable.open_store import open_store
 from paceline.durable.owner import owned
@@ -32,9 +31,8 @@ from paceline.durable.staged_depot import StagedDepot
 from paceline.durable.store import LocalStore, Stat, Store
 from paceline.durable.uploader import Uploader
 from paceline.extract import destination as destinations
-from paceline.extract import ledger, results, software, stage, work
+from paceline.extract import ledger, software, stage, work
 from paceline.extract.destination import Destination
-from paceline.features import manifest as manifests
 from paceline.features.format import write_tensors
 from paceline.features.plan import unit_key
 from paceline.flow.supervisor import supervise
@@ -203,7 +201,6 @@ def start(tree: Tree, life: int, orders: tuple[Order, ...]) -> None:
 
 
 def _put_marks(tree: Tree, life: int, orders: tuple[Order, ...], watch: MarkedWatch) -> None:
-    fs = WatchedFs(REAL_FS, watch)
     fingerprint = tree.fingerprint()
     plan = Plan(tree.board, tree.orders, orders, tree.begun)
     _replace(stage, "IoWatch", lambda: watch)
@@ -215,7 +212,6 @@ def _put_marks(tree: Tree, life: int, orders: tuple[Order, ...], watch: MarkedWa
         _replace(module, "source_hash", lambda: "")
     _replace(work, "supervise", partial(_supervise, tree, plan, fingerprint))
     _replace(work, "survey", _marked(watch, "survey: read", ledger.survey))
-    _replace(results.manifests, "publish", partial(_publish, fs))
     for name in ("begin", "finish"):
         method = getattr(stage.StageRecord, name)
         _replace(stage.StageRecord, name, _marked(watch, f"stage record: {name}", method))
@@ -243,12 +239,6 @@ def _marked(watch: MarkedWatch, what: str, function: Callable[..., Any]) -> Call
             return function(*args, **kwargs)
 
     return call
-
-
-def _publish(fs: WatchedFs, folder: Path, manifest: manifests.Manifest) -> Path:
-    path = folder / manifests.FILE_NAME
-    write_atomic(path, manifests.encode(manifest), fs=fs)
-    return path
 
 
 def _destination(

@@ -36,9 +36,25 @@ def test_what_cannot_be_is_refused_loudly():
     budget.try_reserve("a", 5)
     with pytest.raises(ValueError, match="already"):
         budget.try_reserve("a", 1)
-    with pytest.raises(ValueError, match="6 bytes, of which 5 were reserved"):
-        budget.settle("a", 6)
     assert budget.held == 5
+
+
+def test_more_than_was_reserved_is_held_even_beyond_the_limit_and_warned_of_once(caplog):
+    budget = Budget(10)
+    assert budget.try_reserve("a", 5)
+    assert budget.try_reserve("b", 5)
+    budget.settle("a", 6000)
+    budget.settle("b", 6)
+    assert (budget.held, budget.peak) == (6006, 6006)
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    assert "a takes 6,000 bytes, and 5 were reserved for it" in warning.getMessage()
+    assert not budget.try_reserve("c", 0)
+    budget.release("a")
+    assert budget.try_reserve("c", 4)
+    budget.release("b")
+    budget.release("c")
+    assert budget.held == 0
 
 
 def test_what_lies_there_already_counts_even_beyond_the_limit():

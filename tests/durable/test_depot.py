@@ -149,32 +149,35 @@ def test_a_worker_that_tells_of_what_is_not_there_is_not_believed(world, kind, s
     assert depot.meters().staging_bytes == 0
 
 
-def test_local_above_the_high_mark_it_pauses_and_says_why(world):
+def test_local_a_full_disk_is_waited_for_and_a_rather_full_one_is_not(world):
     depot = world.local(space_wait=60.0)
-    world.disk.used = 810_000
-    why = reason(depot, "unit-0", 1000, "space")
-    assert f"{world.root}/store is 81 % full (190.0 kB free): it is above 80 %" in why
-    assert why.endswith("Make room, or raise `extract.high_mark`.")
+    world.disk.used = 980_000
+    assert depot.admit("unit-0", 9000) is None
+    depot.abandon("unit-0")
+    world.disk.used = 981_000
+    assert depot.admit("unit-0", 9000) is None, "19 kB hold it, and a hundredth stays free"
+    depot.abandon("unit-0")
+    world.disk.used = 981_001
+    why = reason(depot, "unit-0", 9000, "space")
+    assert f"{world.root}/store is 98 % full (19.0 kB free): the next shard may take 9.0 kB" in why
+    assert why.endswith(", and 10.0 kB stay free. Make room there.")
     world.now = 60.0
     assert depot.overdue() is None
     world.now = 61.0
     assert depot.overdue() == f"No space left on device for 61 s: {why}"
-    world.disk.used = 710_000
-    assert depot.admit("unit-0", 1000)
-    world.disk.used = 690_000
-    assert depot.admit("unit-0", 1000) is None
+    world.disk.used = 981_000
+    assert depot.admit("unit-0", 9000) is None
     assert depot.overdue() is None
     assert depot.meters().waiting is None
     assert depot.meters().stall_seconds == {"space": 61.0}
     (advice,) = depot.suggest(100.0)
-    assert "had no room for 61 s of 100 s" in advice
-    assert "`extract.high_mark: 0.82` would do" in advice
+    assert "had no room for 61 s of 100 s: make room there" in advice
     assert depot.suggest(100_000.0) == []
 
 
 def test_local_nothing_is_admitted_that_the_free_bytes_do_not_hold(world):
-    depot = world.local(high=1.0, low=1.0)
-    world.disk.used = 990_000
+    depot = world.local()
+    world.disk.used = 980_000
     assert depot.admit("unit-0", 6000) is None
     assert "the next shard may take 5.0 kB beside 6.0 kB" in reason(depot, "unit-1", 5000, "space")
     depot.abandon("unit-0")
@@ -184,7 +187,7 @@ def test_local_nothing_is_admitted_that_the_free_bytes_do_not_hold(world):
 def test_local_progress_in_between_is_not_a_wait_that_lasts(world):
     depot = world.local(space_wait=10.0)
     assert depot.admit("unit-0", 1000) is None
-    world.disk.used = 900_000
+    world.disk.used = 999_000
     assert depot.admit("unit-1", 1000)
     world.now = 9.0
     depot.made("unit-0", write(depot, "unit-0"))
@@ -234,7 +237,7 @@ def test_enospc_of_a_worker_pauses_tries_again_and_gives_up_in_time(world):
 
 def test_real_enospc_pauses_and_goes_on_by_itself_when_there_is_room(world):
     with small_disk(world.root / "disk", 1 << 20) as disk, ExitStack() as stack:
-        options = {"high": 1.0, "low": 1.0, "clock": time.monotonic}
+        options = {"clock": time.monotonic}
         store = LocalStore(disk / "store")
         depot = LocalDepot(store, world.journal, "f00d", samples=len, space_wait=0.3, **options)
         assert depot.admit("unit-0", 300_000) is None
@@ -363,11 +366,18 @@ def test_staged_the_budget_is_reserved_settled_and_waited_for(world):
         depot.admit("unit-3", 10_001)
 
 
-def test_staged_more_bytes_than_reserved_is_a_fault_of_ours(world):
-    depot = world.staged()
+def test_staged_more_bytes_than_reserved_are_kept_counted_and_warned_of(world, caplog):
+    """An estimate that was no upper bound ends no run, neither this one nor the next."""
+    depot = world.staged(budget=Budget(1500))
     assert depot.admit("unit-0", 1000) is None
-    with pytest.raises(ValueError, match="1001 bytes, of which 1000 were reserved"):
-        depot.made("unit-0", write(depot, "unit-0", 1001))
+    stat = write(depot, "unit-0", 2000)
+    depot.made("unit-0", stat)
+    assert depot.meters().staging_bytes == 2000
+    assert "unit-0 takes 2,000 bytes, and 1,000 were reserved for it" in caplog.text
+    reason(depot, "unit-1", 1, "budget")
+    assert ends(depot) == [Verified("unit-0", stat)]
+    assert depot.meters().staging_bytes == 0
+    make(depot, "unit-1", 1500)
 
 
 def test_staged_abandon_frees_bytes_and_files(world):

@@ -22,8 +22,9 @@ from paceline.durable.checksum import crc64, crc64_hex
 from paceline.durable.errors import IntegrityError, StoreFailed, UserError
 from paceline.durable.object_store import CREATE_LIMIT, ObjectStore
 from paceline.durable.pieces import part_size, pieces
-from paceline.durable.s3_admin import abort_uploads, has_abort_rule, multipart_uploads
+from paceline.durable.s3_admin import has_abort_rule, multipart_uploads
 from paceline.durable.s3_requests import S3Bucket
+from paceline.durable.seen import Seen
 from paceline.durable.store import Listed, MemoryStore, Stat
 from seaweed import BUCKET, READER, Seaweed
 from torture_uploads import PART, uploads_while_the_server_is_killed, uploads_with_resets
@@ -238,6 +239,49 @@ def test_a_create_is_one_request_and_bounded(store, tmp_path):
         store.create("x", file, 0)
 
 
+@pytest.mark.parametrize("before", [None, b"damaged"])
+@pytest.mark.parametrize("data", [SMALL, LARGE])
+def test_a_slow_put_replaces_nothing_that_came_meanwhile(through, store, proxy, data, before):
+    """Where several machines make the same object, the first that stands is kept."""
+    theirs = bytes(len(data))
+    if before is not None:
+        store.put("x", before)
+
+    def overtaken(request, forward):
+        store.put("x", theirs)
+        return forward(request)
+
+    proxy.rule = first(1, lambda r: r.is_whole_put or r.is_part, overtaken)
+    with pytest.raises(StoreFailed, match=r"another writer|NoSuchUpload") as told:
+        through.put("x", data)
+    assert told.value.transient
+    assert store.head("x") == Stat(len(theirs), crc64(theirs))
+    assert multipart_uploads(store) == []
+
+
+def test_an_object_that_goes_away_meanwhile_is_put_all_the_same(through, store, proxy):
+    store.put("x", b"old")
+
+    def removed(request, forward):
+        store.delete(["x"])
+        return forward(request)
+
+    proxy.rule = first(1, lambda r: r.is_whole_put, removed)
+    assert through.put("x", SMALL) == store.head("x")
+
+
+def test_a_server_without_conditions_is_put_to_without(through, store, proxy):
+    def refuse(request, forward):
+        if request.header("if-none-match") or request.header("if-match"):
+            code = b"<Error><Code>NotImplemented</Code><Message>no such header</Message></Error>"
+            return answer(501, "Not Implemented", code)
+        return forward(request)
+
+    proxy.rule = refuse
+    for data in (SMALL, SMALL[:100]):
+        assert through.put("x", data) == store.head("x")
+
+
 def test_slow_down_is_waited_for_and_then_told(through, store, proxy):
     proxy.rule = first(2, lambda r: r.is_whole_put, slow_down)
     through.put("x", SMALL)
@@ -385,7 +429,7 @@ def test_unfinished_uploads_are_listed_and_aborted(s3, store):
         "unit-10",
         "unit-2",
     ]
-    abort_uploads(store, left)
+    bucket.abort(left)
     assert multipart_uploads(store) == []
     assert multipart_uploads(MemoryStore()) == []
 
@@ -437,7 +481,9 @@ def test_no_acknowledged_object_is_missing_after_kills_of_the_server(s3):
 def test_without_the_check_afterwards_a_short_object_would_pass(through, store, proxy, monkeypatch):
     """A sabotaged build: the tests above can see the fault that they are there for."""
     honest = ObjectStore._see
-    monkeypatch.setattr(ObjectStore, "_see", lambda self, key: (len(SMALL), crc64(SMALL)))
+    monkeypatch.setattr(
+        ObjectStore, "_see", lambda self, key: Seen(len(SMALL), crc64(SMALL), "", "")
+    )
     proxy.rule = first(1, lambda r: r.is_whole_put, keep(store, 0.5))
     through.put("x", SMALL)
     monkeypatch.setattr(ObjectStore, "_see", honest)

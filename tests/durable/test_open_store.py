@@ -51,6 +51,7 @@ def test_azure_takes_its_account_from_the_environment(monkeypatch):
     "name",
     [
         "secret_access_key",
+        "credentials_file",
         "aws_access_key_id",
         "session_token",
         "Password",
@@ -62,6 +63,11 @@ def test_secrets_are_refused_and_not_repeated(name, url):
     with pytest.raises(UserError, match=f"'{name}': secrets .* environment") as caught:
         open_store(url, {name: "hush"})
     assert "hush" not in str(caught.value)
+
+
+def test_the_name_of_a_key_that_the_server_holds_is_no_secret():
+    options = {"aws_sse_kms_key_id": "arn:aws:kms:us-east-1:1:key/2", "region": "us-east-1"}
+    assert open_store("s3://bucket", options).url == "s3://bucket"
 
 
 def test_secrets_in_a_url_are_refused_and_not_repeated():

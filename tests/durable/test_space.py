@@ -28,6 +28,13 @@ def test_space_is_what_df_says_also_for_a_folder_yet_to_be_made(tmp_path):
     assert Space(0, 0, 0).share == 1.0
 
 
+def test_a_hundredth_is_spared_and_a_gibibyte_at_most():
+    assert Space(8 << 20, 0, 8 << 20).spare == (8 << 20) // 100
+    assert Space(10**12, 9 * 10**11, 5 * 10**10).spare == 1 << 30
+    assert Space(10**10, 9 * 10**9, 10**9).spare == 10**8
+    assert Space(0, 0, 0).spare == 0
+
+
 def watch(shares, high=0.8, low=0.7) -> SpaceWatch:
     left = iter(shares)
 
@@ -114,8 +121,8 @@ class Disk:
     def read(self, _: Path) -> Space:
         return Space(1000, self.used, 1000 - self.used)
 
-    def room(self, high=0.8, low=0.7) -> Room:
-        return Room(Path("/data"), high, low, read=self.read, clock=lambda: self.now)
+    def room(self, high=0.8, low=0.7, **more) -> Room:
+        return Room(Path("/data"), high, low, read=self.read, clock=lambda: self.now, **more)
 
 
 def test_room_counts_what_is_in_work():
@@ -126,6 +133,20 @@ def test_room_counts_what_is_in_work():
     why = room.why_not(300, 201)
     assert why is not None
     assert "/data is 50 % full (500 B free): the next shard may take 300 B beside 201 B" in why
+
+
+def test_room_that_keeps_a_spare_goes_by_the_free_bytes_alone():
+    disk = Disk()
+    room = Room(Path("/data"), keeps_spare=True, read=disk.read)
+    disk.used = 950
+    assert room.why_not(40, 0) is None, "95 % full"
+    assert room.why_not(20, 20) is None
+    assert room.why_not(41, 0) == (
+        "/data is 95 % full (50 B free): the next shard may take 41 B, and 10 B stay free"
+    )
+    assert room.better_mark() is None
+    disk.used = 949
+    assert room.why_not(41, 0) is None, "as soon as it fits"
 
 
 def test_room_above_the_high_mark_says_when_it_goes_on():

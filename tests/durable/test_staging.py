@@ -1,4 +1,6 @@
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,8 @@ import pytest
 from paceline.durable.checksum import crc64
 from paceline.durable.errors import UserError
 from paceline.durable.fs import REAL_FS, atomic_file
+from paceline.durable.iowatch import IoWatch
+from paceline.durable.run_id import RUN_ID, claim_run_id, read_run_id
 from paceline.durable.staging import (
     Staging,
     boot_id,
@@ -60,6 +64,8 @@ def test_a_folder_says_whose_it_is_and_goes_away_when_empty(tmp_path):
         "run_root": str(run),
         "host": os.uname().nodename,
         "boot_id": boot_id(),
+        "run_id": (run / RUN_ID).read_text(),
+        "lies_in": f"{tmp_path.stat().st_dev}:{tmp_path.stat().st_ino}",
     }
     assert len(boot_id()) == 36
     stat = put(staging, "features/f00d/unit-0")
@@ -76,6 +82,7 @@ def test_a_start_killed_while_it_wrote_its_words_leaves_no_folder_for_ever(tmp_p
     run = run_dir(tmp_path)
     ended = subprocess.Popen(["true"])
     ended.wait()
+    claim_run_id(run)
     root = staging_root(tmp_path / "shm", run)
     root.mkdir(parents=True)
     (root / f"staging.json.{ended.pid}.partial").write_bytes(b'{"run')
@@ -97,6 +104,111 @@ def test_two_runs_do_not_meet(tmp_path):
     assert one.path("unit-0") != two.path("unit-0")
     one.close()
     two.close()
+
+
+def test_a_run_has_one_id_for_ever_and_looking_makes_none(tmp_path):
+    run = run_dir(tmp_path)
+    assert read_run_id(run) == read_run_id(tmp_path / "absent") == ""
+    nobodys = staging_root(tmp_path, run)
+    assert list(run.iterdir()) == []
+    found = claim_run_id(run)
+    assert len(found) == 32
+    assert claim_run_id(run) == read_run_id(run) == found
+    assert staging_root(tmp_path, run) != nobodys
+    assert claim_run_id(run_dir(tmp_path, "other")) != found
+    with pytest.raises(NotADirectoryError):
+        read_run_id(run / RUN_ID)
+
+
+def test_a_boot_and_another_host_name_leave_a_run_its_staging(tmp_path, monkeypatch):
+    run = run_dir(tmp_path)
+    staging = Staging(tmp_path / "disk", run)
+    stat = put(staging, "unit-0")
+    staging.close()
+    monkeypatch.setattr(socket, "gethostname", lambda: "renamed")
+    monkeypatch.setattr("paceline.durable.staging.boot_id", lambda: "another")
+    monkeypatch.setattr("paceline.durable.staging._folder_of", lambda root: "7:7")
+    assert clear_leftovers(tmp_path / "disk", run) == ([], [])
+    again = Staging(tmp_path / "disk", run)
+    assert again.recover({"unit-0": stat}).kept == {"unit-0": stat}
+    again.close()
+
+
+def test_a_copy_of_a_run_and_a_run_in_its_place_have_staging_of_their_own(tmp_path):
+    run, shm = run_dir(tmp_path), tmp_path / "shm"
+    first = Staging(shm, run)
+    put(first, "unit-0")
+    first.close()
+    shutil.copytree(run, tmp_path / "copy")
+    copied = Staging(shm, tmp_path / "copy")
+    assert not copied.path("unit-0").exists()
+    copied.close()
+    assert clear_leftovers(shm, tmp_path / "copy")[0] == [], "its run is there"
+    shutil.rmtree(run)
+    run.mkdir()
+    removed, named = clear_leftovers(shm, run)
+    assert ([left.path for left in removed], named) == ([first.root], [])
+    assert list(shm.iterdir()) == []
+
+
+CONTAINER = """
+import sys
+from pathlib import Path
+from paceline.durable.staging import Staging, clear_leftovers
+shm, run = map(Path, sys.argv[1:])
+removed, named = clear_leftovers(shm, run)
+assert removed == [], removed
+staging = Staging(shm, run)
+print(len(named), staging.root.name, staging.recover({}).removed)
+if run.joinpath("stay").exists():
+    staging.path("unit-0").write_bytes(b"made here")
+staging.close()
+"""
+
+
+def test_two_containers_of_equal_paths_and_one_shared_memory_do_not_meet(tmp_path):
+    """Each sees its own folder at the run's path; host name and path are the same in both."""
+    shm, point = tmp_path / "shm", run_dir(tmp_path)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def in_container(root: Path) -> list[str]:
+        script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", script, "sh", str(root), str(point)]
+        inside = [sys.executable, "-c", CONTAINER, str(shm), str(point)]
+        done = subprocess.run(
+            [*command, *inside], env=env, capture_output=True, text=True, check=False
+        )
+        if "unshare" in done.stderr or "mount:" in done.stderr:
+            pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(maxsplit=2)
+
+    one, two = run_dir(tmp_path, "one"), run_dir(tmp_path, "two")
+    (one / "stay").touch()
+    named, first, removed = in_container(one)
+    assert (named, removed.strip()) == ("0", "{}")
+    named, second, removed = in_container(two)
+    assert (named, removed.strip()) == ("1", "{}"), "named, and neither removed nor taken over"
+    assert first != second
+    named, again, removed = in_container(one)
+    assert again == first
+    assert removed.strip() == "{'unit-0': 'not recorded as waiting'}", "it finds its own again"
+
+
+def test_each_read_of_what_is_staged_is_known_to_the_watch(tmp_path):
+    calls = []
+
+    class Noting(IoWatch):
+        def call(self, what, path=""):
+            calls.append((what, Path(path).name))
+            return super().call(what, path)
+
+    staging = Staging(tmp_path / "shm", run_dir(tmp_path), watch=Noting())
+    stat = put(staging, "unit-0", bytes(20 << 20))
+    assert staging.recover({"unit-0": stat}).kept == {"unit-0": stat}
+    staging.close()
+    # To open it, three blocks of 8 MiB at most, and its end.
+    assert calls == [("list", "units"), ("look at", "unit-0"), *[("read", "unit-0")] * 5]
 
 
 def test_keys_cannot_leave_the_folder(tmp_path):
@@ -153,7 +265,7 @@ def test_leftovers_name_live_dead_and_orphaned_runs(tmp_path):
     roots = {name: dead_run(shm, runs[name]) for name in ("dead", "gone", "far")}
     roots |= {"live": live.root, "own": own.root}
     for name in ("gone", "far"):
-        runs[name].rmdir()
+        shutil.rmtree(runs[name])
     words = roots["far"] / "staging.json"
     words.write_bytes(words.read_bytes().replace(os.uname().nodename.encode(), b"elsewhere"))
     (shm / "paceline-notes.txt").write_text("a user's own file")

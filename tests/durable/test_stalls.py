@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.durable.amounts import shards_text, size_text, span_text
-from paceline.durable.stalls import Stalls, budget_advice, space_advice, upload_cpu_text
+from paceline.durable.stalls import Stalls, budget_advice, space_advice
 
 
 class Clock:
@@ -41,6 +41,32 @@ def test_progress_in_a_wait_begins_it_anew():
     assert stalls.seconds == {"space": 12.0}
 
 
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("budget", "look at the network and at the store"),
+        ("space", "Make room there"),
+        ("journal", "Make room on that disk"),
+    ],
+)
+def test_who_gives_up_says_what_to_do(kind, remedy):
+    clock = Clock()
+    stalls = Stalls(clock=clock)
+    assert stalls.given_up() == ""
+    stalls.wait(kind, "/data/x: as it is")
+    clock.now += 70
+    full = "" if kind == "budget" else "No space left on device for 70 s: "
+    assert stalls.given_up().startswith(f"{full}/data/x: as it is. ")
+    assert remedy in stalls.given_up()
+    assert stalls.given_up().endswith("the same command goes on from there.")
+    stalls.wait(kind, "/data/x: as it is. Make another.")
+    assert stalls.given_up() == f"{full}/data/x: as it is. Make another."
+    stalls.wait("store", "s3://b: the store says 503. Look there; 3 shards in staging")
+    said = "s3://b: the store says 503. Look there; 3 shards in staging. Given up after "
+    assert stalls.given_up().startswith(said)
+    assert stalls.given_up().endswith("the same command goes on from there.")
+
+
 def test_advice_names_the_bottleneck():
     upload = budget_advice(41 * 60, 3 * 3600, 0, 4)
     assert upload.startswith("staging was full for 41 min of 3.0 h: the upload is the bottleneck")
@@ -49,7 +75,6 @@ def test_advice_names_the_bottleneck():
     assert "fewer than 4 uploads under way: a larger `extract.staging_bytes`" in small
     assert space_advice("/data", 600, 3600, None).endswith("make room there")
     assert "`extract.high_mark: 0.85`" in space_advice("/data", 600, 3600, 0.85)
-    assert upload_cpu_text(9, 3600) == "uploads took 9.0 s of CPU time, 0.2 % of one core"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Bytes that may lie in staging at a time: reserved before they are made, freed once stored."""
 
+import logging
 import threading
 from collections.abc import Iterable
 
 from paceline.durable.amounts import size_text
 from paceline.durable.errors import RecipeError
+
+_LOG = logging.getLogger(__name__)
 
 
 class Budget:
@@ -21,6 +24,7 @@ class Budget:
         self._sizes: dict[str, int] = {}
         self._held = 0
         self._peak = 0
+        self._has_warned = False
 
     @property
     def limit(self) -> int:
@@ -64,14 +68,22 @@ class Budget:
     def settle(self, owner: str, size: int) -> None:
         """Replace a reservation by the real size.
 
-        Raises ValueError where that is more than was reserved: the estimate was no upper bound.
+        More than was reserved is held all the same, even beyond the limit: the bytes lie there.
+        The first time that is warned of, since the estimate was no upper bound.
         """
         with self._lock:
             reserved = self._sizes[owner]
-            if size > reserved:
-                raise ValueError(f"{owner}: {size} bytes, of which {reserved} were reserved")
-            self._sizes[owner] = size
-            self._held += size - reserved
+            self._held -= reserved
+            self._hold(owner, size)
+            is_news = size > reserved and not self._has_warned
+            self._has_warned |= is_news
+        if is_news:
+            _LOG.warning(
+                "%s takes %s bytes, and %s were reserved for it: all of it is counted now, and "
+                "staging may hold more than its limit of %s for a while. This is a mistake in "
+                "Paceline's estimate: please report it",
+                *(owner, f"{size:,}", f"{reserved:,}", f"{self._limit:,}"),
+            )
 
     def release(self, owner: str) -> None:
         """Let go of what `owner` holds; nothing is fine."""

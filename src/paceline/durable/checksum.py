@@ -1,10 +1,15 @@
 """CRC64NVME, the checksum that object stores compute and return."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from awscrt import checksums
 
 _BLOCK = 8 << 20
+
+Around = Callable[[], AbstractContextManager[object]]
+"""Entered for each call to a disk: what watches such calls tells of one that does not return."""
 
 
 def crc64(data: bytes | memoryview, previous: int = 0) -> int:
@@ -13,13 +18,18 @@ def crc64(data: bytes | memoryview, previous: int = 0) -> int:
     return checksums.crc64nvme(data, previous)  # pyright: ignore[reportArgumentType]
 
 
-def crc64_file(path: Path) -> int:
+def crc64_file(path: Path, *, around: Around = nullcontext) -> int:
     """CRC64NVME of a whole file, read in blocks."""
     value = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
+    with around():
+        file = path.open("rb")
+    with file:
+        while True:
+            with around():
+                block = file.read(_BLOCK)
+            if not block:
+                return value
             value = checksums.crc64nvme(block, value)
-    return value
 
 
 def crc64_hex(value: int) -> str:

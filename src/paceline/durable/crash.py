@@ -167,6 +167,13 @@ class CrashFs:
             gone, here = self._name(source), self._name(target)
             self._change(_Entry(self._name(target.parent), self._names[gone], gone, here))
 
+    def link(self, source: Path, target: Path) -> None:  # noqa: D102
+        with self._lock:
+            self._call("link", target)
+            self._inner.link(source, target)
+            node = self._names[self._name(source)]
+            self._change(_Entry(self._name(target.parent), node, None, self._name(target)))
+
     def sync_dir(self, path: Path) -> None:  # noqa: D102
         with self._lock:
             self._call("sync_dir", path)
@@ -329,6 +336,10 @@ class FaultyFs:
     def replace(self, source: Path, target: Path) -> None:  # noqa: D102
         self._step(target)
         self._inner.replace(source, target)
+
+    def link(self, source: Path, target: Path) -> None:  # noqa: D102
+        self._step(target)
+        self._inner.link(source, target)
 
     def sync_dir(self, path: Path) -> None:  # noqa: D102
         self._step(path)

@@ -5,13 +5,18 @@ it belongs. `LocalDepot` keeps it where it was made; `StagedDepot` uploads it. A
 one thread, and none of them waits for room or for an upload.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from paceline.durable.stalls import Wait
 from paceline.durable.store import Stat
+
+Judge = Callable[[str, int], Stat | None]
+"""Says what the object of a key, which has so many bytes, proves to be: the very unit of that key
+with this size and checksum, or nothing. Where several processes make units for one store, the
+first that stands is kept."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,7 @@ class Verified:
 
     key: str
     stat: Stat
+    """Of what stands there: another process may have been first (`Judge`)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,18 @@ class DepotMeters:
 
     last_error: str | None
     """Why an upload that is being tried again failed last."""
+
+    others_first: int = 0
+    """Units that were made, and that another process had put there before: theirs were kept."""
+
+
+def first_words(url: str, key: str) -> str:
+    """What is told of the first unit that another process had put there before."""
+    return (
+        f"{url}: {key} was there before this one was, made by another process of the same "
+        "extraction. Whatever is first stands, and the others are left out; more of them are "
+        "counted and not named."
+    )
 
 
 class Depot(Protocol):

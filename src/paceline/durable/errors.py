@@ -22,6 +22,8 @@
 """
 
 import errno
+import os
+from typing import Literal
 
 
 class PacelineError(Exception):
@@ -81,21 +83,35 @@ class ChannelClosed(PacelineError):
 class StorageRefused(PacelineError):
     """The file system said no; what was complete before stands as it was."""
 
-    def __init__(self, message: str, errno: int | None = None) -> None:
+    def __init__(self, message: str, errno: int | None = None, path: str = "") -> None:
         super().__init__(message)
         # Not in `args`: what is not there travels with a pickled error by its own name.
         self.errno = errno
         """What the operating system called it; None where it was not the system that refused."""
+        self.path = path
+        """Where; empty where that is not known."""
 
 
 class StoreFailed(PacelineError):
     """An object store refused an operation, or did not answer; names url, key and operation."""
 
-    def __init__(self, message: str, transient: bool) -> None:
+    def __init__(
+        self,
+        message: str,
+        transient: bool,
+        *,
+        advice: str = "",
+        kind: Literal["", "denied", "unreached"] = "",
+    ) -> None:
         # Both in `args`, from which an error is pickled on its way out of a worker.
         super().__init__(message, transient)
         self.transient = transient
         """Whether the same call may succeed later without anybody's doing."""
+        self.advice = advice
+        """The end of the message that says what to do, where it says so."""
+        self.kind: Literal["", "denied", "unreached"] = kind
+        """`denied`: the store knows who asks, and does not let them; `unreached`: it was never
+        asked."""
 
     def __str__(self) -> str:
         return self.args[0]
@@ -113,19 +129,34 @@ class ShardDamaged(IntegrityError):
     """A shard or checkpoint does not hold what its checksum promises."""
 
 
-def storage_refused(error: OSError) -> StorageRefused | None:
-    """The refusal that an OSError stands for, in words; None for what no disk is to blame for."""
+def storage_refused(
+    error: OSError, *, setting: str = "", goes_on: bool = True
+) -> StorageRefused | None:
+    """The refusal that an OSError stands for, in words; None for what no disk is to blame for.
+
+    `setting` is what named the place, such as `--run DIR`; `goes_on` whether the same command,
+    given again, goes on with what is there.
+    """
     advice = _ADVICE.get(error.errno or 0)
     if advice is None:
         return None
+    if advice in (_ROOM, _RIGHTS) and setting:
+        advice = f"{advice.rstrip('.')} (`{setting}`)."
+    name = path_of(error)
+    place = f"{name}: " if name else ""
+    end = " Nothing is lost that was complete: the same command goes on from there."
+    return StorageRefused(
+        f"{place}{error.strerror or os.strerror(error.errno or 0)}. {advice}{end * goes_on}",
+        error.errno,
+        name,
+    )
+
+
+def path_of(error: OSError) -> str:
+    """Where it happened; empty where the error does not say."""
     # Of a rename the target is what a reader knows; the other name is temporary.
     name = error.filename2 or error.filename
-    place = f"{name}: " if name else ""
-    return StorageRefused(
-        f"{place}{error.strerror}. {advice} Nothing is lost that was complete: the same command "
-        "goes on from there.",
-        error.errno,
-    )
+    return "" if name is None or isinstance(name, int) else os.fsdecode(name)
 
 
 def no_room(error: BaseException) -> OSError | None:
@@ -143,8 +174,8 @@ def no_room(error: BaseException) -> OSError | None:
     return None
 
 
-_ROOM = "Make room there, or put the run on another disk."
-_RIGHTS = "Give this user the right to it, or choose another place (`--run DIR`)."
+_ROOM = "Make room there, or choose another place."
+_RIGHTS = "Give this user the right to it, or choose another place."
 _FAULT = "Look at the disk or the mount."
 _ADVICE = {
     errno.ENOSPC: _ROOM,

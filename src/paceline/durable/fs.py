@@ -4,12 +4,14 @@ Tests put a faulty or a crashing one in its place; nothing else in `durable` cal
 system to write.
 """
 
+import errno
 import fcntl
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 from zlib import crc32
@@ -53,6 +55,10 @@ class FileSystem(Protocol):
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename over `target`, atomically."""
+        ...
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, atomically. Raises FileExistsError where something has it."""
         ...
 
     def sync_dir(self, path: Path) -> None:
@@ -107,6 +113,9 @@ class RealFileSystem:
     def replace(self, source: Path, target: Path) -> None:  # noqa: D102
         source.replace(target)
 
+    def link(self, source: Path, target: Path) -> None:  # noqa: D102
+        target.hardlink_to(source)
+
     def sync_dir(self, path: Path) -> None:  # noqa: D102
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -132,6 +141,11 @@ REAL_FS: FileSystem = RealFileSystem()
 PARTIAL = ".partial"
 """Suffix of a file that is being written; such a file never counts as content."""
 
+_DAY = 86_400.0
+
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What file systems say that know one name a file."""
+
 
 @contextmanager
 def atomic_file(path: Path, *, fs: FileSystem = REAL_FS) -> Iterator[BinaryIO]:
@@ -143,7 +157,7 @@ def atomic_file(path: Path, *, fs: FileSystem = REAL_FS) -> Iterator[BinaryIO]:
     `<host>` those of two machines that share the folder, where process ids may be the same.
     """
     fs.make_dirs(path.parent)
-    partial = path.with_name(f"{path.name}.{_host()}.{os.getpid()}{PARTIAL}")
+    partial = partial_of(path)
     try:
         file = fs.open_new(partial)
         try:
@@ -153,12 +167,56 @@ def atomic_file(path: Path, *, fs: FileSystem = REAL_FS) -> Iterator[BinaryIO]:
             file.close()
         fs.replace(partial, path)
     except BaseException as error:
-        # A failed write knows its descriptor alone; the file is what a reader can act on.
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        # A failed write knows its descriptor alone, and nobody asked for the temporary name: the
+        # file is what a reader can act on.
+        is_nameless = isinstance(error, OSError) and error.filename in (None, str(partial))
+        if isinstance(error, OSError) and error.errno is not None and is_nameless:
             error.filename = str(path)
-        fs.unlink(partial)
+        # Where it was not made it may not be removed either, and that would hide why.
+        with suppress(OSError):
+            fs.unlink(partial)
         raise
     fs.sync_dir(path.parent)
+
+
+def partial_of(path: Path) -> Path:
+    """The name by which this process alone knows a file that is not at `path` yet."""
+    return path.with_name(f"{path.name}.{_host()}.{os.getpid()}{PARTIAL}")
+
+
+def settle(source: Path, target: Path, *, fs: FileSystem = REAL_FS) -> bool:
+    """Give a durable file its final name, durably, unless something has that: False then.
+
+    Of several who do this at once, on whatever machines, one succeeds. Only where the file system
+    knows no hard links the last of those that come within a moment does.
+    """
+    try:
+        fs.link(source, target)
+    except FileExistsError:
+        try:
+            # A network mount may ask twice, and be told of its own first try.
+            if not source.samefile(target):
+                return False
+        except FileNotFoundError:
+            # Removed since, or a link to nothing.
+            fs.replace(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if target.exists():
+            return False
+        fs.replace(source, target)
+    fs.sync_dir(target.parent)
+    fs.unlink(source)
+    return True
+
+
+def _written(path: Path) -> float:
+    """When; in a network mount by the server's clock. Never for one that is gone."""
+    try:
+        return path.stat(follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return float("inf")
 
 
 def _host() -> str:
@@ -177,14 +235,20 @@ def remove_dead_partials(
 ) -> list[str]:
     """Remove what killed processes left in `folder`; return the names.
 
-    Where the folder `is_shared`, those of other machines may be alive, and are left.
+    Where the folder `is_shared`, those of other machines may be alive: they are left until nothing
+    was written to them for a day.
     """
     removed = []
+    old = time.time() - _DAY
     for path in sorted(folder.glob(f"*{PARTIAL}")):
         owner = re.search(rf"(?:\.([0-9a-f]{{8}}))?\.(\d+)\{PARTIAL}$", path.name)
-        if owner is None or (is_shared and owner[1] not in (None, _host())):
+        if owner is None:
             continue
-        if not is_writer(int(owner[2]), path):
+        if is_shared and owner[1] not in (None, _host()):
+            is_dead = _written(path) < old
+        else:
+            is_dead = not is_writer(int(owner[2]), path)
+        if is_dead:
             fs.unlink(path)
             removed.append(path.name)
     return removed

@@ -31,14 +31,17 @@ class Ongoing:
     path: str
     seconds: float
     """Since it began, or since the last call inside of it returned."""
+    slack: float = 0.0
+    """Seconds by which it may take longer than other calls before it is old."""
 
 
 class _Call:
-    __slots__ = ("path", "since", "what")
+    __slots__ = ("path", "since", "slack", "what")
 
-    def __init__(self, what: str, path: str) -> None:
+    def __init__(self, what: str, path: str, slack: float) -> None:
         self.what = what
         self.path = path
+        self.slack = slack
         self.since = time.monotonic()
 
 
@@ -50,10 +53,13 @@ class IoWatch:
         self._calls: dict[int, list[_Call]] = {}
 
     @contextmanager
-    def call(self, what: str, path: Path | str = "") -> Iterator[None]:
-        """Everything inside counts as one call; of nested ones the innermost is told."""
+    def call(self, what: str, path: Path | str = "", *, slack: float = 0.0) -> Iterator[None]:
+        """Everything inside counts as one call; of nested ones the innermost is told.
+
+        `slack` are seconds by which it may take longer than other calls before it is old.
+        """
         thread = threading.get_native_id()
-        entry = _Call(what, str(path))
+        entry = _Call(what, str(path), slack)
         with self._lock:
             self._calls.setdefault(thread, []).append(entry)
         try:
@@ -69,14 +75,17 @@ class IoWatch:
                     del self._calls[thread]
 
     def ongoing(self, older_than: float = 0.0) -> list[Ongoing]:
-        """Calls that have lasted `older_than` seconds or more, the longest first."""
+        """Calls that have lasted `older_than` seconds or more, the longest first.
+
+        Where that is 0 all of them; else those with a slack when that is over too.
+        """
         now = time.monotonic()
         with self._lock:
             inner = [(thread, stack[-1]) for thread, stack in self._calls.items()]
             found = [
-                Ongoing(thread, call.what, call.path, now - call.since)
+                Ongoing(thread, call.what, call.path, now - call.since, call.slack)
                 for thread, call in inner
-                if now - call.since >= older_than
+                if now - call.since >= older_than + (call.slack if older_than else 0.0)
             ]
         return sorted(found, key=lambda call: -call.seconds)
 
@@ -127,6 +136,11 @@ class WatchedFs:
         """See `FileSystem.replace`."""
         with self._watch.call("rename", target):
             self._inner.replace(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """See `FileSystem.link`."""
+        with self._watch.call("link", target):
+            self._inner.link(source, target)
 
     def sync_dir(self, path: Path) -> None:
         """See `FileSystem.sync_dir`."""

@@ -42,6 +42,11 @@ def refusal_code(error: Exception) -> str:
     return (found[1] or found[2]) if found else ""
 
 
+def is_unknown(error: BaseException | None) -> bool:
+    """Whether the server does not know what it was asked to do."""
+    return isinstance(error, exceptions.NotSupportedError) or _status(str(error)) == 501
+
+
 def store_failed(error: Exception, place: str, doing: str) -> StoreFailed:
     """The failure in words: `place` is the store's url, `doing` names operation and key."""
     text = str(error)
@@ -50,7 +55,11 @@ def store_failed(error: Exception, place: str, doing: str) -> StoreFailed:
     said = _what_was_said(text, code, status)
     transient = _is_transient(error, text, code, status)
     advice = _ADVICE_BY_CODE.get(code) or _advice(error, text, status, transient)
-    return StoreFailed(f"{place}: {doing}: {said}. {advice}", transient)
+    kind = "unreached" if _INSTANCE_METADATA in text or "kind: Connect" in text else ""
+    if code == "AccessDenied" or advice == _RIGHTS:
+        kind = "denied"
+    message = f"{place}: {doing}: {said}. {advice}"
+    return StoreFailed(message, transient, advice=advice, kind=kind)
 
 
 def _status(text: str) -> int | None:

@@ -9,41 +9,42 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from http.client import HTTPException
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import obstore
 from obstore import exceptions
 
 from paceline.durable.checksum import crc64 as crc64_of
-from paceline.durable.checksum import crc64_hex
 from paceline.durable.errors import IntegrityError, StoreFailed
-from paceline.durable.object_errors import store_failed
+from paceline.durable.iowatch import IoWatch
+from paceline.durable.limit import Call
+from paceline.durable.object_errors import is_unknown, store_failed
 from paceline.durable.pieces import part_size, pieces, promise, whole, words
+from paceline.durable.seen import Seen, attributes, instead_of
 from paceline.durable.store import Listed, Source, Stat, check_key, check_range, is_key
 from paceline.durable.store_options import open_client, s3_bucket
 
-PART_SIZE = 16 << 20
-"""Larger objects are sent in parts of this many bytes, or more where 10,000 parts do not reach."""
+if TYPE_CHECKING:
+    from obstore import PutMode
+
+PART_SIZE = 8 << 20
+"""Larger objects are sent in parts of this many bytes, or more where 10,000 parts do not reach.
+
+The end of a part is all that tells a slow link from one that has frozen."""
 
 CREATE_LIMIT = 128 << 20
 """The most bytes that `ObjectStore.create` takes: it is one request, held in memory."""
 
 _BLOCK = 8 << 20
-_ATTRIBUTE = "crc64"
 _SWEEPS = 3
-_CONFLICTS = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
+_CONFLICTS = (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileNotFoundError)
+"""Something else is there than a put was to find; the last: nothing any more, or no bucket."""
 
 # A part may take as long as a slow link needs; everything else is a few bytes.
 _PART_TIMEOUT = timedelta(seconds=300)
 _CALL_TIMEOUT = timedelta(seconds=60)
-
-
-class _Seen(NamedTuple):
-    """What the server says of an object."""
-
-    size: int
-    crc64: int | None
 
 
 class ObjectStore:
@@ -57,20 +58,25 @@ class ObjectStore:
         concurrency: int = 4,
         part_size: int = PART_SIZE,
         tries: int = 3,
+        watch: IoWatch | None = None,
     ) -> None:
         """Open it; the server is not asked for anything yet.
 
         `url` is `s3://bucket/prefix`, `gs://...` or `az://...`. Credentials come from the
         environment or the machine's role, never from `options`. Per put, `concurrency` parts of
         `part_size` bytes (at least 5 MiB) travel at a time and are held in memory. What the
-        server keeps otherwise than it was sent is sent `tries` times. Raises UserError for a url
-        or an option that the client does not understand.
+        server keeps otherwise than it was sent is sent `tries` times. Reading the source and
+        asking after an object are calls known to `watch`, inside of the caller's own: so what goes
+        up in parts shows signs of life. Raises UserError for a url or an option that the client
+        does not understand.
         """
         self._url = url.rstrip("/")
         self._options = dict(options or {})
         self._concurrency = concurrency
         self._part_size = part_size
         self._tries = tries
+        self._knows_conditions = True
+        self._watch = watch or IoWatch()
         self._client = open_client(self._url, self._options, _PART_TIMEOUT)
         self._caller = open_client(self._url, self._options, _CALL_TIMEOUT)
         path = urlsplit(self._url).path.strip("/")
@@ -88,19 +94,32 @@ class ObjectStore:
         )
         return again, (self._url, self._options)
 
+    def watched(self, watch: IoWatch) -> "ObjectStore":
+        """The same store, the calls of which are known to `watch`; see `__init__`."""
+        again, (url, options) = self.__reduce__()
+        return again(url, options, watch=watch)
+
     @property
     def url(self) -> str:
         """`s3://bucket/prefix` and the like."""
         return self._url
 
     def put(self, key: str, source: Source, crc64: int | None = None) -> Stat:
-        """See `Store.put`. Raises StoreFailed where the store refuses or does not answer."""
+        """See `Store.put`. Raises StoreFailed where the store refuses or does not answer.
+
+        Where another writer's object appears meanwhile that one is left, and StoreFailed says so;
+        the next call would replace it. A server that knows no conditions for what is put may
+        replace it all the same.
+        """
         check_key(key)
         wanted = promise(source, crc64)
-        seen = None
+        before = seen = self._see_first(key)
+        conflict = None
         for _ in range(self._tries):
             try:
-                self._send(key, source, wanted)
+                self._send(key, source, wanted, before)
+            except _CONFLICTS as error:
+                conflict = error
             except StoreFailed as failure:
                 # The answer to a put that succeeded may be lost; the client then tries again and
                 # is told that the upload is gone, or that there is a conflict.
@@ -108,8 +127,12 @@ class ObjectStore:
                     return wanted
                 raise
             seen = self._see(key)
-            if seen == (wanted.size, wanted.crc64):
+            if seen is not None and seen.holds(wanted):
                 return wanted
+            self._require_free(key, wanted, before, seen)
+            before = seen
+        if conflict is not None:
+            raise store_failed(conflict, self._url, f"putting {key}") from conflict
         raise self._not_kept(key, wanted, seen)
 
     def create(self, key: str, source: Source, crc64: int | None = None) -> Stat:
@@ -123,11 +146,11 @@ class ObjectStore:
         wanted = promise(source, crc64)
         if wanted.size > CREATE_LIMIT:
             raise ValueError(f"{key}: {wanted.size} bytes are too many for one request")
-        data = whole(source, wanted)
+        data = self._whole(source, wanted)
         conflict = None
         for _ in range(self._tries):
             try:
-                self._send_whole(key, data, wanted, mode="create")
+                self._send_whole(key, data, wanted, "create")
             except _CONFLICTS as error:
                 # Perhaps with our own first try, whose answer was lost, perhaps with one that
                 # came to nothing.
@@ -137,11 +160,11 @@ class ObjectStore:
                     return wanted
                 raise
             seen = self._see(key)
-            if seen == (wanted.size, wanted.crc64):
+            if seen is not None and seen.holds(wanted):
                 return wanted
             if seen is not None:
                 raise IntegrityError(
-                    f"{self._url}: {key} is there with {words(*seen)}, and was to be created with "
+                    f"{self._url}: {key} is there with {seen.words}, and was to be created with "
                     f"{words(wanted.size, wanted.crc64)}. Another writer made it: compare its code "
                     "and recipe."
                 )
@@ -231,33 +254,78 @@ class ObjectStore:
                 with suppress(FileNotFoundError), self._in_words(doing, (FileNotFoundError,)):
                     obstore.delete(self._caller, key)
 
-    def _send(self, key: str, source: Source, wanted: Stat) -> None:
+    def _send(self, key: str, source: Source, wanted: Stat, before: Seen | None) -> None:
         size = part_size(wanted.size, self._part_size)
         if wanted.size <= size:
-            self._send_whole(key, whole(source, wanted), wanted, mode="overwrite")
+            self._replace(key, self._whole(source, wanted), wanted, before)
             return
+        parts = pieces(source, wanted, size, self._watch)
         try:
             with self._in_words(f"putting {key}"):
                 obstore.put(
                     self._client,
                     key,
-                    pieces(source, wanted, size),
-                    attributes=_attributes(wanted),
+                    self._unless_taken(key, wanted, before, parts),
+                    attributes=attributes(wanted),
                     chunk_size=size,
                     max_concurrency=self._concurrency,
                 )
         finally:
             self._sweep(key)
 
-    def _send_whole(
-        self, key: str, data: bytes, wanted: Stat, *, mode: Literal["create", "overwrite"]
-    ) -> None:
-        with self._in_words(f"putting {key}", passing=_CONFLICTS if mode == "create" else ()):
+    def _replace(self, key: str, data: bytes, wanted: Stat, before: Seen | None) -> None:
+        mode = instead_of(before) if self._knows_conditions else "overwrite"
+        try:
+            self._send_whole(key, data, wanted, mode)
+        except StoreFailed as failure:
+            if mode == "overwrite" or not is_unknown(failure.__cause__):
+                raise
+            self._knows_conditions = False
+            self._send_whole(key, data, wanted, "overwrite")
+
+    def _unless_taken(
+        self,
+        key: str,
+        wanted: Stat,
+        before: Seen | None,
+        parts: Iterator[bytes | memoryview],
+    ) -> Iterator[bytes | memoryview]:
+        """The parts, unless another writer's object is there by now.
+
+        The upload has begun when the first part is asked for. So of two writers either this one
+        sees the other's object, or the other, done with its own, finds this upload and ends it
+        (`_sweep`).
+        """
+        # The client asks for parts from within its own loop, which it does not let us enter.
+        seen = Call(lambda: self._see(key), "paceline-look").finish()
+        self._require_free(key, wanted, before, seen)
+        yield from parts
+
+    def _require_free(self, key: str, wanted: Stat, before: Seen | None, seen: Seen | None) -> None:
+        """Raise StoreFailed where another writer has put an object there since `before`.
+
+        What a store has made of our own bytes has their checksum among its words.
+        """
+        if seen is None or seen == before or seen.crc64 == wanted.crc64:
+            return
+        raise StoreFailed(
+            f"{self._url}: putting {key}: another writer has put {seen.words} there meanwhile. "
+            "The same call may succeed later.",
+            transient=True,
+        )
+
+    def _whole(self, source: Source, wanted: Stat) -> bytes:
+        with self._watch.call("read", source if isinstance(source, Path) else ""):
+            return whole(source, wanted)
+
+    def _send_whole(self, key: str, data: bytes, wanted: Stat, mode: "PutMode") -> None:
+        """Raises one of `_CONFLICTS` where `mode` does not fit what is there."""
+        with self._in_words(f"putting {key}", passing=_CONFLICTS):
             obstore.put(
                 self._client,
                 key,
                 data,
-                attributes=_attributes(wanted),
+                attributes=attributes(wanted),
                 use_multipart=False,
                 mode=mode,
             )
@@ -272,35 +340,48 @@ class ObjectStore:
             return
         for _ in range(_SWEEPS):
             try:
-                left = list(self.bucket.unfinished(self.prefix + key))
-                self.bucket.abort(upload for upload in left if upload.key == self.prefix + key)
+                with self._watch.call("list uploads", f"{self._url}/{key}"):
+                    left = list(self.bucket.unfinished(self.prefix + key))
+                    self.bucket.abort(upload for upload in left if upload.key == self.prefix + key)
             except TimeoutError:
                 return  # the bucket's own rule is for what stays
             except (OSError, HTTPException, ValueError, RuntimeError):
                 continue
             return
 
-    def _see(self, key: str) -> _Seen | None:
+    def _see_first(self, key: str) -> Seen | None:
+        """As `_see`, before a put; what is refused for good is the put's to tell.
+
+        An answer to HEAD has no words, and that to a put says what is wrong.
+        """
+        try:
+            return self._see(key)
+        except StoreFailed as failure:
+            if failure.transient:
+                raise
+            return None
+
+    def _see(self, key: str) -> Seen | None:
         """Size and promised checksum of an object; None where there is none."""
         try:
-            with self._in_words(f"asking for {key}", passing=(FileNotFoundError,)):
+            with (
+                self._watch.call("look at", f"{self._url}/{key}"),
+                self._in_words(f"asking for {key}", passing=(FileNotFoundError,)),
+            ):
                 found = obstore.get(self._caller, key, options={"head": True})
         except FileNotFoundError:
             return None
-        try:
-            checksum = int(found.attributes.get(_ATTRIBUTE, ""), 16)
-        except ValueError:
-            checksum = None
-        return _Seen(found.meta["size"], checksum)
+        return Seen.of(found)
 
     def _is_kept(self, key: str, wanted: Stat) -> bool:
         try:
-            return self._see(key) == (wanted.size, wanted.crc64)
+            seen = self._see(key)
         except StoreFailed:
             return False  # the failure that made us ask is the one to tell
+        return seen is not None and seen.holds(wanted)
 
-    def _not_kept(self, key: str, wanted: Stat, seen: _Seen | None) -> IntegrityError:
-        there = words(*seen) if seen else "nothing"
+    def _not_kept(self, key: str, wanted: Stat, seen: Seen | None) -> IntegrityError:
+        there = seen.words if seen else "nothing"
         return IntegrityError(
             f"{self._url}: {key} was put {self._tries} times with "
             f"{words(wanted.size, wanted.crc64)}; the store took it and has {there}. "
@@ -316,7 +397,3 @@ class ObjectStore:
             raise
         except (exceptions.BaseError, FileNotFoundError) as error:
             raise store_failed(error, self._url, doing) from error
-
-
-def _attributes(wanted: Stat) -> Any:
-    return {_ATTRIBUTE: crc64_hex(wanted.crc64)}

@@ -7,7 +7,8 @@ from urllib.parse import unquote, urlsplit
 from paceline.durable.errors import UserError
 from paceline.durable.object_store import ObjectStore
 from paceline.durable.store import LocalStore, MemoryStore, Store
-from paceline.durable.store_options import OBJECT_SCHEMES, check_options
+from paceline.durable.store_options import check_options
+from paceline.durable.store_words import OBJECT_SCHEMES
 
 
 def open_store(url: str, options: Mapping[str, str] | None = None) -> Store:

@@ -6,6 +6,7 @@ from pathlib import Path
 from paceline.durable.checksum import crc64 as crc64_of
 from paceline.durable.checksum import crc64_file, crc64_hex
 from paceline.durable.errors import IntegrityError
+from paceline.durable.iowatch import IoWatch
 from paceline.durable.store import Source, Stat
 
 _MOST_PARTS = 10_000
@@ -35,14 +36,16 @@ def whole(source: Source, promised: Stat) -> bytes:
     return data
 
 
-def pieces(source: Source, promised: Stat, size: int) -> Iterator[bytes | memoryview]:
-    """The bytes in pieces of `size`, as they are sent.
+def pieces(
+    source: Source, promised: Stat, size: int, watch: IoWatch | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes in pieces of `size`, as they are sent. Reading each is a call known to `watch`.
 
     Raises IntegrityError after the last one where they were not the promised ones: the upload
     that consumes them must not be completed then.
     """
     checksum = total = 0
-    for piece in _cut(source, size):
+    for piece in _cut(source, size, watch or IoWatch()):
         checksum = crc64_of(piece, checksum)
         total += len(piece)
         yield piece
@@ -56,15 +59,22 @@ def words(size: int, crc64: int | None) -> str:
     )
 
 
-def _cut(source: Source, size: int) -> Iterator[bytes | memoryview]:
-    if isinstance(source, Path):
-        with source.open("rb") as file:
-            while piece := file.read(size):
-                yield piece
+def _cut(source: Source, size: int, watch: IoWatch) -> Iterator[bytes | memoryview]:
+    if not isinstance(source, Path):
+        view = memoryview(source).cast("B")
+        for start in range(0, len(view), size):
+            # A piece that is asked for is a sign of life.
+            with watch.call("read"):
+                piece = view[start : start + size]
+            yield piece
         return
-    view = memoryview(source).cast("B")
-    for start in range(0, len(view), size):
-        yield view[start : start + size]
+    with source.open("rb") as file:
+        while True:
+            with watch.call("read", source):
+                piece = file.read(size)
+            if not piece:
+                return
+            yield piece
 
 
 def _check(source: Source, found: Stat, promised: Stat) -> None:

@@ -24,18 +24,24 @@ class _Refusal:
 
 
 class Room:
-    """The room for units on the file system of `path`, whoever else writes there."""
+    """The room for units on the file system of `path`, whoever else writes there.
+
+    Above the mark `high` nothing is let in until `low` is reached; marks of 1 leave it to the free
+    bytes. With `keeps_spare`, `Space.spare` of these is nobody's.
+    """
 
     def __init__(
         self,
         path: Path,
-        high: float,
-        low: float,
+        high: float = 1.0,
+        low: float = 1.0,
         *,
+        keeps_spare: bool = False,
         read: Callable[[Path], Space] = read_space,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watch = SpaceWatch(path, high, low, read=read)
+        self._keeps_spare = keeps_spare
         self._clock = clock
         self._refusal: _Refusal | None = None
         self._least_free: Space | None = None
@@ -60,8 +66,10 @@ class Room:
         self._largest = max(self._largest, need)
         may_go_on = self._watch.check(is_drained=is_drained)
         space = self._watch.space
-        if space.free < need + in_work:
+        spare = space.spare if self._keeps_spare else 0
+        if space.free < need + in_work + spare:
             others = f" beside {size_text(in_work)} of those in work" if in_work else ""
+            others += f", and {size_text(spare)} stay free" if spare else ""
             met = f"{self._refusal.reason}. " if self._refusal else ""
             return (
                 f"{met}{self._watch.describe()}: the next shard may take {size_text(need)}{others}"

@@ -1,7 +1,5 @@
 """What the owner of a bucket should know: uploads that were never ended, and who removes them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from http.client import HTTPException
 
 from paceline.durable.errors import StoreFailed
@@ -20,16 +18,12 @@ def multipart_uploads(store: Store) -> list[Unfinished]:
     bucket = _bucket(store)
     if bucket is None:
         return []
-    with _in_words(store, "listing unfinished uploads"):
+    try:
         return sorted(bucket.unfinished(_prefix(store)), key=lambda upload: upload.key)
-
-
-def abort_uploads(store: Store, uploads: Sequence[Unfinished]) -> None:
-    """End unfinished uploads and free their parts. Raises StoreFailed where that is refused."""
-    bucket = _bucket(store)
-    if bucket is not None:
-        with _in_words(store, "aborting unfinished uploads"):
-            bucket.abort(uploads)
+    except (OSError, HTTPException, ValueError, RuntimeError) as error:
+        raise StoreFailed(
+            f"{store.url}: listing unfinished uploads: {error}.", transient=True
+        ) from error
 
 
 def has_abort_rule(store: Store) -> bool | None:
@@ -64,11 +58,3 @@ def _bucket(store: Store) -> S3Bucket | None:
 
 def _prefix(store: Store) -> str:
     return store.prefix if isinstance(store, ObjectStore) else ""
-
-
-@contextmanager
-def _in_words(store: Store, doing: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, HTTPException, ValueError, RuntimeError) as error:
-        raise StoreFailed(f"{store.url}: {doing}: {error}.", transient=True) from error

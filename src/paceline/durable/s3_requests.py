@@ -44,6 +44,16 @@ class Answer:
             element.tag = element.tag.rpartition("}")[2]
         return root
 
+    @property
+    def refusal(self) -> str:
+        """What a status other than success says, in words."""
+        try:
+            root = self.xml()
+        except ValueError:
+            return f"the store says HTTP {self.status}"
+        words = (root.findtext("Code", ""), root.findtext("Message", "").rstrip("."))
+        return " ".join(filter(None, (f"the store says HTTP {self.status}", *words)))
+
 
 @dataclass(frozen=True)
 class Unfinished:
@@ -103,9 +113,7 @@ class S3Bucket:
         while True:
             answer = self.request("GET", query={"uploads": "", "prefix": prefix, **marker})
             if answer.status != 200:
-                raise OSError(
-                    f"listing unfinished uploads: HTTP {answer.status} {answer.body[:200]!r}"
-                )
+                raise OSError(answer.refusal)
             root = answer.xml()
             for upload in root.iter("Upload"):
                 key = upload.findtext("Key", "")
@@ -125,7 +133,7 @@ class S3Bucket:
         for upload in uploads:
             answer = self.request("DELETE", upload.key, {"uploadId": upload.upload_id})
             if answer.status not in (200, 204, 404):
-                raise OSError(f"{upload.key}: aborting: HTTP {answer.status} {answer.body[:200]!r}")
+                raise OSError(f"{upload.key}: aborting: {answer.refusal}")
 
     def _target(self, key: str) -> tuple[str, str, str]:
         endpoint = self.endpoint or f"https://s3.{self.region}.amazonaws.com"

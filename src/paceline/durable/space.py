@@ -11,6 +11,9 @@ from pathlib import Path
 
 from paceline.durable.amounts import size_text
 
+_SPARE_SHARE = 0.01
+_MOST_SPARE = 1 << 30
+
 
 @dataclass(frozen=True)
 class Space:
@@ -27,6 +30,14 @@ class Space:
         """Used share of what this user could have, as `df` shows it."""
         usable = self.used + self.free
         return self.used / usable if usable else 1.0
+
+    @property
+    def spare(self) -> int:
+        """What is left free of a file system that is being filled: a hundredth, at most 1 GiB.
+
+        With not a byte free, more than this work comes to a halt: logs, journals, others.
+        """
+        return min(_MOST_SPARE, int(_SPARE_SHARE * (self.used + self.free)))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.durable.amounts import shards_text, span_text
 from paceline.durable.budget import Budget
-from paceline.durable.depot import DepotMeters, Failed, Verified
+from paceline.durable.depot import DepotMeters, Failed, Verified, first_words
 from paceline.durable.errors import StoreFailed
 from paceline.durable.journal import Journal
 from paceline.durable.local_depot import not_as_made
@@ -89,12 +89,13 @@ class StagedDepot:
             if s is not None
         ]
         self._area = self._areas[0]
-        self._submitted_at = clock()
+        self._submitted_at = self._asked_at = clock()
         self._refusal: str | None = None
         self._told_of: float | None = None
         self._undeleted: dict[str, tuple[_Area, str]] = {}
         self._ended: list[Verified | Failed] = []
         self._recovered: dict[str, Stat] = {}
+        self._others_first = 0
         self._recover(staged_units(journal.records, fingerprint))
 
     @property
@@ -113,6 +114,7 @@ class StagedDepot:
 
     def admit(self, key: str, num_bytes: int) -> Wait | None:
         """See `Depot.admit`."""
+        self._asked_at = self._clock()
         if self._refusal is not None:
             return self._stalls.wait("store", self._refusal)
         if self._records.stuck is not None:
@@ -170,6 +172,7 @@ class StagedDepot:
             else:
                 self._upload_failed(end)
         self._records.flush()
+        self._mind_the_store()
         ended, self._ended = self._ended, []
         return ended
 
@@ -202,6 +205,7 @@ class StagedDepot:
             waiting=self._stalls.waiting,
             retries=self._uploader.retries,
             last_error=self._uploader.last_error,
+            others_first=self._others_first,
         )
 
     def suggest(self, seconds: float) -> list[str]:
@@ -249,6 +253,10 @@ class StagedDepot:
         self._uploader.submit(key, path, stat, may_be_there=may_be_there)
 
     def _uploaded(self, end: Uploaded) -> None:
+        if end.was_there:
+            self._others_first += 1
+            if self._others_first == 1:
+                self._tell(first_words(self._url, end.key))
         self._records.add("verified", end.key, end.stat, lambda: self._verified(end))
 
     def _verified(self, end: Uploaded) -> None:
@@ -263,7 +271,10 @@ class StagedDepot:
         del area.waiting[end.key]
         if isinstance(end.error, StoreFailed | OSError):
             # The file is whole and recorded as staged: it keeps its bytes, the next start has it.
-            self._refusal = self._refusal or str(end.error)
+            self._refusal = self._refusal or (
+                f"{end.error} {shards_text(self.pending)} in staging: the same command goes on "
+                "with what is there."
+            )
         else:
             self._discard(end.key, area)
         self._ended.append(Failed(end.key, end.error))
@@ -300,6 +311,21 @@ class StagedDepot:
         self._tell_whose(reason)
         return reason
 
+    def _mind_the_store(self) -> None:
+        """Wait for a store that fails also where nobody asks for room any more."""
+        waiting, error = self._stalls.waiting, self._uploader.last_error
+        if error is None:
+            if waiting is not None and waiting.kind == "store" and self._refusal is None:
+                self._stalls.over()
+            return
+        last = max(self._stalls.last_progress, self._submitted_at, self._asked_at)
+        is_idle = waiting is None or waiting.kind == "budget"
+        if is_idle and self._clock() - last >= _LONG:
+            self._wait_for_store(error)
+
+    def _wait_for_store(self, error: str) -> Wait:
+        return self._stalls.wait("store", f"{error}; {shards_text(self.pending)} in staging")
+
     def _tell_whose(self, reason: str) -> None:
         """Say it once a wait, as soon as it is known: counting takes longer than `admit` may."""
         waiting = self._stalls.waiting
@@ -312,7 +338,7 @@ class StagedDepot:
     def _full(self) -> Wait:
         budget, error = self._budget, self._uploader.last_error
         if error is not None:
-            return self._stalls.wait("store", f"{error}; {shards_text(self.pending)} in staging")
+            return self._wait_for_store(error)
         if self._undeleted:
             _, why = next(iter(self._undeleted.values()))
             return self._stalls.wait("space", f"{why}: a stored shard cannot be removed")

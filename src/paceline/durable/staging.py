@@ -20,8 +20,10 @@ from paceline.durable.fs import (
     remove_dead_partials,
     write_atomic,
 )
+from paceline.durable.iowatch import IoWatch
 from paceline.durable.owner import LOCK, holder, owned
-from paceline.durable.space import is_tmpfs, read_space
+from paceline.durable.run_id import claim_run_id, read_run_id
+from paceline.durable.space import is_tmpfs, mount_of, read_space
 from paceline.durable.store import Stat, check_key
 
 WORDS = "staging.json"
@@ -44,6 +46,13 @@ class Whose:
     boot_id: str
     """Of the machine, as it was started then; empty where the system does not tell."""
 
+    run_id: str = ""
+    """See `run_id`: another run may stand at that path by now, or in another container."""
+
+    lies_in: str = ""
+    """Device and inode of the folder that `run_root` lies in; empty where it is mounted there, or
+    where that is not known. In another container the same path is another folder."""
+
 
 @dataclass(frozen=True)
 class Leftover:
@@ -60,7 +69,7 @@ class Leftover:
     """Whether a process holds it."""
 
     is_orphan: bool
-    """Whether its run directory was on this machine and is gone."""
+    """Whether its run directory was here and is gone, or another run stands in its place."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +86,37 @@ class Recovered:
 class Staging:
     """`<folder>/paceline-<run id>/`, held for as long as this object is open.
 
-    The id follows from the path of the run directory, so the run finds its own folder again.
-    Raises UserError where another process holds it, OSError where it cannot be made.
+    The name follows from the path of the run directory and the id in it, so the run finds its own
+    folder again, whatever the machine is called and however often it was started, and two
+    containers that have equal paths and one `/dev/shm` do not meet. Calls that only read are known
+    to `watch`. Raises UserError where another process holds it, OSError where it cannot be made.
     """
 
-    def __init__(self, folder: Path, run_root: Path, *, fs: FileSystem = REAL_FS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run_root: Path,
+        *,
+        fs: FileSystem = REAL_FS,
+        watch: IoWatch | None = None,
+    ) -> None:
+        run_id = claim_run_id(run_root, fs=fs)
         self.root = staging_root(folder, run_root)
         self._units = self.root / _UNITS
         self._fs = fs
+        self._watch = watch or IoWatch()
         self._held = ExitStack()
         with ExitStack() as stack:
             stack.enter_context(owned(self.root, f"staging of {run_root}", fs=fs))
             # Of a start that was killed here: a folder that holds one is never empty again.
             remove_dead_partials(self.root, fs=fs)
-            whose = Whose(str(run_root.absolute()), socket.gethostname(), boot_id())
+            whose = Whose(
+                run_root=str(run_root.absolute()),
+                host=socket.gethostname(),
+                boot_id=boot_id(),
+                run_id=run_id,
+                lies_in=_folder_of(run_root),
+            )
             write_atomic(self.root / WORDS, msgspec.json.encode(whose), fs=fs)
             fs.make_dirs(self._units)
             self._held = stack.pop_all()
@@ -114,9 +140,11 @@ class Staging:
         """
         kept: dict[str, Stat] = {}
         removed: dict[str, str] = {}
-        for path in sorted(p for p in self._units.rglob("*") if p.is_file() or p.is_symlink()):
+        with self._watch.call("list", self._units):
+            found = sorted(p for p in self._units.rglob("*") if p.is_file() or p.is_symlink())
+        for path in found:
             key = path.relative_to(self._units).as_posix()
-            reason = _reason(path, key, staged.get(key))
+            reason = self._reason(path, key, staged.get(key))
             if reason is None:
                 kept[key] = staged[key]
             else:
@@ -136,11 +164,47 @@ class Staging:
             self.root.rmdir()
         self._held.close()
 
+    def _reason(self, path: Path, key: str, wanted: Stat | None) -> str | None:
+        """Why a file proves nothing; None where it is what the journal says."""
+        with self._watch.call("look at", path):
+            size = None if path.is_symlink() else path.stat().st_size
+        if size is None:
+            return "a link"
+        if key.endswith(PARTIAL):
+            return "half-written"
+        if wanted is None:
+            return "not recorded as waiting"
+        if size != wanted.size:
+            return f"{size} bytes, not the recorded {wanted.size}"
+        crc64 = crc64_file(path, around=lambda: self._watch.call("read", path))
+        return None if crc64 == wanted.crc64 else "its checksum does not hold"
+
 
 def staging_root(folder: Path, run_root: Path) -> Path:
-    """The staging folder of a run, whether it exists or not."""
-    name = hashlib.sha256(os.fsencode(run_root.resolve())).hexdigest()[:12]
-    return folder / f"{_PREFIX}{name}"
+    """The staging folder of a run, whether it exists or not; nobody's before the run has an id.
+
+    Raises OSError where it cannot be seen whether it has one.
+    """
+    words = os.fsencode(run_root.resolve()) + b"\0" + read_run_id(run_root).encode()
+    return folder / f"{_PREFIX}{hashlib.sha256(words).hexdigest()[:12]}"
+
+
+def staged_bytes(folder: Path, run_root: Path) -> tuple[Path, int]:
+    """The staging folder of a run in `folder`, and the bytes of shards in it, half-written or not.
+
+    Raises OSError as `staging_root`.
+    """
+    root = staging_root(folder, run_root)
+    return root, _bytes_below(root / _UNITS)
+
+
+def staging_needed(given: int | None, largest: int, *, workers: int, uploads: int) -> int:
+    """Bytes that shared memory has to have room for: those of `extract.staging_bytes`, if any.
+
+    Else as many as let nobody wait, of shards of at most `largest` bytes: of each worker one in
+    work and one that waits for its upload, and one of each upload.
+    """
+    return given or (2 * workers + uploads) * largest
 
 
 def choose_staging(
@@ -169,6 +233,7 @@ def open_stagings(
     run_root: Path,
     *,
     fs: FileSystem = REAL_FS,
+    watch: IoWatch | None = None,
     shared: Path = SHARED_MEMORY,
 ) -> tuple[Staging, Staging | None]:
     """Hold the chosen staging folder, and one to fall back on.
@@ -176,14 +241,16 @@ def open_stagings(
     That is the run directory's, or, where that was chosen, the one in shared memory if an
     earlier start of this run left it: what waits there is uploaded too.
     """
-    first = Staging(folder, run_root, fs=fs)
+    if any(_is_of_the_original(staging_root(f, run_root), run_root) for f in (folder, run_staging)):
+        claim_run_id(run_root, anew=True, fs=fs)
+    first = Staging(folder, run_root, fs=fs, watch=watch)
     other = run_staging
     if staging_root(run_staging, run_root) == first.root:
         if not staging_root(shared, run_root).is_dir():
             return first, None
         other = shared
     try:
-        return first, Staging(other, run_root, fs=fs)
+        return first, Staging(other, run_root, fs=fs, watch=watch)
     except OSError:
         return first, None
     except BaseException:
@@ -199,10 +266,7 @@ def leftovers(folder: Path) -> list[Leftover]:
             continue
         whose = _whose(path)
         root = None if whose is None else Path(whose.run_root)
-        # What another machine calls by this path cannot be seen from here.
-        is_orphan = (
-            whose is not None and whose.host == socket.gethostname() and not _exists(whose.run_root)
-        )
+        is_orphan = whose is not None and _is_gone(whose)
         found.append(Leftover(path, root, _bytes_below(path), _is_live(path), is_orphan))
     return found
 
@@ -232,20 +296,6 @@ def boot_id() -> str:
         return ""
 
 
-def _reason(path: Path, key: str, wanted: Stat | None) -> str | None:
-    """Why a file in staging proves nothing; None where it is what the journal says."""
-    if path.is_symlink():
-        return "a link"
-    if key.endswith(PARTIAL):
-        return "half-written"
-    if wanted is None:
-        return "not recorded as waiting"
-    size = path.stat().st_size
-    if size != wanted.size:
-        return f"{size} bytes, not the recorded {wanted.size}"
-    return None if crc64_file(path) == wanted.crc64 else "its checksum does not hold"
-
-
 def _whose(path: Path) -> Whose | None:
     try:
         return msgspec.json.decode((path / WORDS).read_bytes(), type=Whose)
@@ -253,14 +303,38 @@ def _whose(path: Path) -> Whose | None:
         return None
 
 
-def _exists(path: str) -> bool:
+def _is_gone(whose: Whose) -> bool:
+    """Whether the folder that the run lay in is here, and the run is not in it any more."""
+    root = Path(whose.run_root)
     try:
-        Path(path).stat()
-    except FileNotFoundError:
-        return False
+        is_here = whose.host == socket.gethostname() and whose.lies_in == _folder_of(root)
+        return is_here and bool(whose.lies_in) and read_run_id(root) != whose.run_id
     except OSError:
-        return True  # not to be seen is not gone
-    return True
+        return False  # not to be seen is not gone
+
+
+def _is_of_the_original(path: Path, run_root: Path) -> bool:
+    """Whether the run at `run_root` is a copy that has kept the path and id of its original.
+
+    As in another container, into which it was copied. Devices have the same numbers until the
+    machine is started again.
+    """
+    whose = _whose(path)
+    if whose is None or whose.boot_id != boot_id():
+        return False
+    return "" not in (whose.boot_id, whose.lies_in) and whose.lies_in != _folder_of(run_root)
+
+
+def _folder_of(run_root: Path) -> str:
+    """`Whose.lies_in`. Raises OSError where that folder cannot be seen."""
+    root = Path(os.path.realpath(run_root))
+    try:
+        if mount_of(root).point == root:
+            return ""
+    except OSError:
+        return ""
+    found = root.parent.stat()
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def _is_live(path: Path) -> bool:

@@ -11,6 +11,13 @@ from paceline.durable.amounts import span_text
 
 Kind = Literal["budget", "space", "store", "journal"]
 
+_REMEDIES = {
+    "budget": "No upload ended in this time: look at the network and at the store",
+    "space": "Make room there",
+    "journal": "Make room on that disk",
+}
+"""What to do about a wait that ends the work; errors of a store say it themselves."""
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -91,14 +98,22 @@ class Stalls:
         return self._clock() - max(self._began, self._progress)
 
     def given_up(self) -> str:
-        """Why the wait that lasts is the end; without one, nothing."""
+        """Why the wait that lasts is the end, and what to do; without one, nothing."""
         if self._wait is None:
             return ""
+        kind, reason = self._wait.kind, self._wait.reason
         # By these words the next start knows a full disk.
         full = os.strerror(errno.ENOSPC)
-        if self._wait.kind not in ("space", "journal") or full in self._wait.reason:
-            return self._wait.reason
-        return f"{full} for {span_text(self.lasted())}: {self._wait.reason}"
+        if kind in ("space", "journal") and full not in reason:
+            reason = f"{full} for {span_text(self.lasted())}: {reason}"
+        # A whole sentence has said it.
+        if reason.endswith("."):
+            return reason
+        remedy = f" {_REMEDIES[kind]}." if kind in _REMEDIES else ""
+        return (
+            f"{reason}. Given up after {span_text(self.lasted())}.{remedy} Nothing is lost that "
+            "was complete: the same command goes on from there."
+        )
 
     def _count(self) -> None:
         if self._wait is not None:
@@ -139,9 +154,3 @@ def other_advice(kind: str, stalled: float, seconds: float) -> str:
     """What waits for the store, or for the journal's disk, ask for."""
     what = "the store did not take uploads" if kind == "store" else "the journal's disk was full"
     return f"{what} for {span_text(stalled)} of {span_text(seconds)}"
-
-
-def upload_cpu_text(cpu_seconds: float, seconds: float) -> str:
-    """What the uploads cost in CPU time, as a share of one core over `seconds`."""
-    share = 100 * cpu_seconds / seconds if seconds > 0 else 0.0
-    return f"uploads took {cpu_seconds:.1f} s of CPU time, {share:.1f} % of one core"

@@ -13,7 +13,14 @@ from typing import Protocol
 
 from paceline.durable.checksum import crc64, crc64_file, crc64_hex
 from paceline.durable.errors import IntegrityError
-from paceline.durable.fs import PARTIAL, REAL_FS, FileSystem, atomic_file
+from paceline.durable.fs import (
+    PARTIAL,
+    REAL_FS,
+    FileSystem,
+    atomic_file,
+    partial_of,
+    settle,
+)
 
 Source = Path | bytes | bytearray | memoryview
 """What is put: a file, or bytes in memory."""
@@ -137,6 +144,21 @@ class LocalStore:
         """See `Store.put`; the bytes are read back before the final name appears."""
         chunks = _blocks(source) if isinstance(source, Path) else (memoryview(source),)
         return write_verified(self.path(key), chunks, expected=crc64, fs=self._fs)
+
+    def create(self, key: str, data: bytes) -> Stat:
+        """Put an object where there is none; of several writers one succeeds (`fs.settle`).
+
+        Raises IntegrityError where other bytes stand under the key, else as `put`.
+        """
+        path = self.path(key)
+        partial = partial_of(path)
+        try:
+            stat = write_verified(partial, [data], fs=self._fs)
+            if not settle(partial, path, fs=self._fs) and self.head(key) != stat:
+                raise IntegrityError(f"{path}: it is there already, and holds something else")
+        finally:
+            self._fs.unlink(partial)
+        return stat
 
     def head(self, key: str) -> Stat | None:
         """See `Store.head`; reads the whole file."""

@@ -11,11 +11,8 @@ from obstore.store import from_url
 
 from paceline.durable.errors import UserError
 from paceline.durable.s3_requests import S3Bucket
+from paceline.durable.store_words import names_secret
 
-OBJECT_SCHEMES = ("s3", "gs", "az")
-"""Of urls that an object store stands behind."""
-
-_SECRET_WORDS = ("secret", "key", "token", "password")
 _CLIENT_OPTIONS = frozenset(
     {"allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only",
      "pool_idle_timeout", "pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes",
@@ -33,7 +30,7 @@ _RETRIES: Any = {
 def check_options(options: Mapping[str, str]) -> None:
     """Raise UserError for an option that names a secret: recipes are copied, shown and kept."""
     for name in options:
-        if any(word in name.lower() for word in _SECRET_WORDS):
+        if names_secret(name):
             raise UserError(
                 f"store option {name!r}: secrets do not belong into a recipe. Set it in the "
                 "environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and so on), or use the role "

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from paceline.durable.amounts import span_text
 from paceline.durable.checksum import crc64_file, crc64_hex
+from paceline.durable.depot import Judge
 from paceline.durable.errors import IntegrityError, StoreFailed
+from paceline.durable.iowatch import IoWatch
 from paceline.durable.store import Stat, Store
 from paceline.durable.thread_times import named_threads_seconds
 
@@ -27,6 +29,10 @@ _LASTING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR,
 _LAST_WAIT = 0.5
 """Seconds for threads to see that the pool is closed."""
 
+_SLACK = 25.0
+"""Seconds that an upload may go without a sign of life beyond what other calls may: on a slow link
+no part ends for long, as all of them share it. What hangs is told within a minute even so."""
+
 _WRONG_ANSWERS = 3
 """Times in a row that a store may keep other bytes than those it was sent."""
 
@@ -37,6 +43,8 @@ class Uploaded:
 
     key: str
     stat: Stat
+    was_there: bool = False
+    """Whether another process had put it there; `stat` is of its object then."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,12 @@ class Uploader:
     """Puts files into a store with `concurrency` threads of this process.
 
     An upload is done once `store.put` has returned and `store.head` gives the promised size and
-    checksum. Errors that may pass are tried again with growing pauses, until an upload has failed
-    for `give_up` seconds. `wake` is called, from a thread of the pool, whenever `poll` has news.
+    checksum. With a `judge` the store is looked into before: what is there and is the very unit
+    stands, and the upload is done without being made. Errors that may pass are tried again with
+    growing pauses, until an upload has failed for `give_up` seconds. `wake` is called, from a
+    thread of the pool, whenever `poll` has news. Each attempt is a call that `watch` knows, as
+    `upload`; a store that knows the same watch shows in it that it gets on. `slack` seconds may go
+    by between two signs of life beyond what other calls may take.
     """
 
     def __init__(
@@ -71,6 +83,9 @@ class Uploader:
         *,
         concurrency: int,
         wake: Callable[[], None] = lambda: None,
+        judge: Judge | None = None,
+        watch: IoWatch | None = None,
+        slack: float = _SLACK,
         give_up: float = 3600.0,
         first_pause: float = _FIRST_PAUSE,
         seed: int = 0,
@@ -78,6 +93,9 @@ class Uploader:
         self.concurrency = concurrency
         self._store = store
         self._wake = wake
+        self._judge = judge
+        self._watch = watch or IoWatch()
+        self._slack = slack
         self._give_up = give_up
         self._first_pause = first_pause
         self._random = random.Random(seed)
@@ -186,26 +204,26 @@ class Uploader:
                 self._running[job.key] = job
             ended: Uploaded | UploadFailed
             try:
-                self._upload(job)
-                ended = Uploaded(job.key, job.stat)
+                ended = self._upload(job)
             except BaseException as error:  # noqa: BLE001 - whatever it is, `poll` has to tell it
                 ended = UploadFailed(job.key, error)
             with self._changed:
                 self._bytes_waiting -= job.stat.size
-                self._bytes_done += job.stat.size if isinstance(ended, Uploaded) else 0
+                if isinstance(ended, Uploaded) and not ended.was_there:
+                    self._bytes_done += job.stat.size
                 self._errors.pop(job.key, None)
                 del self._running[job.key]
                 self._ended.append(ended)
             self._wake()
 
-    def _upload(self, job: _Job) -> None:
+    def _upload(self, job: _Job) -> Uploaded:
         failing_since: float | None = None
         pause = self._first_pause
         while True:
             before = time.thread_time()
             try:
-                self._attempt(job)
-                return
+                with self._watch.call("upload", f"{self._store.url}/{job.key}", slack=self._slack):
+                    return self._attempt(job)
             except Exception as error:
                 failing_since = failing_since or time.monotonic()
                 seconds = time.monotonic() - failing_since
@@ -221,19 +239,32 @@ class Uploader:
             job.may_be_there = True
             pause = min(_LONGEST_PAUSE, pause * 2)
 
-    def _attempt(self, job: _Job) -> None:
-        if job.may_be_there and self._store.head(job.key) == job.stat:
-            return
+    def _attempt(self, job: _Job) -> Uploaded:
+        found = self._found(job)
+        if found is not None:
+            return found
         try:
             try:
                 self._store.put(job.key, job.path, job.stat.crc64)
                 self._verify(job.key, job.stat)
             except IntegrityError as error:
-                self._judge(job, error)
+                self._blame(job, error)
         except FileNotFoundError as error:
             if job.path.exists():
                 raise
             raise IntegrityError(f"{job.path}: removed while it waited for its upload") from error
+        return Uploaded(job.key, job.stat)
+
+    def _found(self, job: _Job) -> Uploaded | None:
+        """What is there already: of an earlier try of ours, or of somebody else."""
+        if not job.may_be_there and self._judge is None:
+            return None
+        stat = self._store.head(job.key)
+        if stat is not None and job.may_be_there and stat == job.stat:
+            return Uploaded(job.key, stat)
+        if stat is not None and self._judge is not None and self._judge(job.key, stat.size) == stat:
+            return Uploaded(job.key, stat, was_there=True)
+        return None
 
     def _verify(self, key: str, stat: Stat) -> None:
         found = self._store.head(key)
@@ -244,7 +275,7 @@ class Uploader:
                 f"{crc64_hex(stat.crc64)}, and the store has {what}"
             )
 
-    def _judge(self, job: _Job, error: IntegrityError) -> None:
+    def _blame(self, job: _Job, error: IntegrityError) -> None:
         """Whose fault it is that the store has other bytes: the file's, or the store's."""
         found = Stat(job.path.stat().st_size, crc64_file(job.path))
         if found != job.stat:
