@@ -5,6 +5,7 @@ import ctypes
 import errno
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -20,8 +21,10 @@ from paceline.durable.errors import Interrupted, StorageRefused, TargetError
 from paceline.durable.fs import write_atomic
 from paceline.durable.stalls import Wait
 from paceline.durable.store import Stat
+from paceline.flow import worker
 from paceline.flow.supervisor import supervise
 from paceline.flow.units import Made, Policy, Task, WorkerContext
+from paceline.flow.worker import Orders, work
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class Plan:
 
 def tasks(count: int, num_bytes: int = 100) -> list[Task]:
     return [Task(i, f"unit-{i:03d}", num_bytes, 10, b"%d" % i) for i in range(count)]
+
+
+def work_with_other_code(end: socket.socket, orders: Orders) -> None:
+    """A worker whose files are not those of its supervisor any more."""
+    worker.source_hash = lambda: "0123456789abcdef"
+    work(end, orders)
 
 
 def content(task: Task) -> bytes:
@@ -66,7 +75,9 @@ def unit_worker(plan: Plan, context: WorkerContext) -> Callable[[Task, Path], Ma
 
 
 def _go_wrong(plan: Plan, how: str, name: str, context: WorkerContext) -> None:
-    if not how or _count(plan.folder, name) > plan.times:
+    if how == "later" and _count(plan.folder, name) > plan.times:
+        raise TargetError(f"{name}: not finite")
+    if not how or how == "later" or _count(plan.folder, name) > plan.times:
         return
     match how:
         case "kill":
@@ -92,6 +103,13 @@ def _go_wrong(plan: Plan, how: str, name: str, context: WorkerContext) -> None:
         case "gil":
             # A C function that is called with the GIL held: no beat gets out.
             ctypes.PyDLL(None).sleep(3600)
+        case "long gil":
+            with context.watch.call("load", plan.folder, slack=3600):
+                time.sleep(0.8)
+                ctypes.PyDLL(None).sleep(3600)
+        case "long":
+            with context.watch.call("load", plan.folder, slack=3600):
+                time.sleep(2)
         case "fifo":
             fifo = plan.folder / f"fifo-{name}"
             with contextlib.suppress(FileExistsError):

@@ -8,7 +8,7 @@ import pytest
 
 from feature_samples import assert_same
 from feature_stores import FINGERPRINT, published
-from paceline.durable.errors import ShardDamaged, StoreFailed, UserError
+from paceline.durable.errors import Interrupted, ShardDamaged, StoreFailed, UserError
 from paceline.durable.faulty import Fault, FaultyStore
 from paceline.durable.fs import RealFileSystem
 from paceline.durable.store import LocalStore, MemoryStore
@@ -188,6 +188,39 @@ def test_a_store_that_stays_away_or_says_no_ends_the_read(tmp_path, store, made)
         files.fetch(made[0].units[0])
     assert store.failures == 0
     assert [p for p in (tmp_path / "c").rglob("*.*") if p.name != "cache.lock"] == []
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["the store", "another reader's fetch"])
+def test_a_fetch_that_is_no_longer_wanted_ends_at_once(tmp_path, store, made, held):
+    """Whatever it waits for. Its threads keep no process from ending."""
+    unit = made[0].units[0]
+    unwanted, asked, answer = (threading.Event() for _ in range(3))
+
+    def silent(*arguments):
+        asked.set()
+        answer.wait()
+        return store.inner.get_range(*arguments)
+
+    store.get_range = silent
+    others = []
+    if held:
+        other = ShardCache(tmp_path / "c", store, "x")
+        others = [threading.Thread(target=other.fetch, args=(unit,))]
+        others[0].start()
+        assert asked.wait(5)
+    files = ShardCache(tmp_path / "c", store, "x", unwanted=unwanted.is_set)
+    threading.Timer(0.3, unwanted.set).start()
+    started = time.monotonic()
+    with pytest.raises(Interrupted, match="was given up"):
+        files.fetch(unit)
+    assert time.monotonic() - started < 5
+    fetching = [thread for thread in threading.enumerate() if thread.name == "fetch"]
+    assert fetching
+    assert all(thread.daemon for thread in fetching)
+    answer.set()
+    for thread in (*others, *fetching):
+        thread.join()
+    assert not list((tmp_path / "c").rglob("*.fetch"))
 
 
 def test_seeded_faults_never_give_other_bytes(tmp_path, made, store, monkeypatch):

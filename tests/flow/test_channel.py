@@ -34,6 +34,20 @@ def test_items_come_out_in_order_and_close_drains():
         channel.put(9, ["s9"], 1)
 
 
+def test_a_lease_waits_no_longer_than_it_is_told_to():
+    channel: Channel[int] = Channel(100)
+    for timeout in (0.0, 0.05):
+        with pytest.raises(TimeoutError, match="no item came"):
+            channel.lease(timeout=timeout)
+    channel.put(1, ["a"], 10)
+    lease = channel.lease(timeout=0.0)
+    assert lease is not None
+    assert lease.item == 1
+    channel.close()
+    assert channel.lease(timeout=0.0) is None
+    assert channel.meters().lease_wait >= 0.05
+
+
 def test_put_blocks_on_bytes_until_a_release():
     channel: Channel[str] = Channel(100)
     channel.put("a", ["a"], 60)

@@ -32,7 +32,7 @@ from paceline.durable.errors import (
     WorkerFailed,
 )
 from paceline.durable.fs import REAL_FS
-from paceline.durable.iowatch import IoWatch, WatchedFs
+from paceline.durable.iowatch import IoWatch, Ongoing, WatchedFs
 from paceline.durable.journal import Journal
 from paceline.durable.local_depot import LocalDepot
 from paceline.durable.staged_depot import StagedDepot
@@ -41,6 +41,7 @@ from paceline.durable.stalls import Wait
 from paceline.durable.store import LocalStore, Stat
 from paceline.durable.uploader import Uploader
 from paceline.flow import supervisor
+from paceline.flow.stuck import StuckCalls
 from paceline.flow.supervisor import supervise
 from paceline.flow.units import Made, Outcome, Policy, Snapshot, Task
 from paceline.flow.waker import Waker
@@ -287,12 +288,43 @@ def test_pauses_between_restarts_grow(run):
 
 
 @pytest.mark.parametrize("isolate", [True, False])
-def test_an_error_of_the_users_in_a_setup_ends_everything_at_once(run, isolate):
+def test_an_error_of_the_users_in_a_setup_ends_it_before_anything_is_made(run, isolate):
     it = run(setup={0: "own", 1: "own"}, times=99)
     with pytest.raises(TargetError, match=r"setup-\d: not finite") as caught:
         it.go(Policy(workers=2, backoff=60.0, isolate=isolate))
     assert "while setting up" in caught.value.__notes__[0]
     assert it.told("worker", "restarted") == []
+
+
+@pytest.mark.parametrize("fault", ["setup", "code"])
+def test_a_late_error_of_the_users_leaves_units_in_work_to_be_finished(run, monkeypatch, fault):
+    """Unit 0 kills its worker; started again, that one refuses, while the other is at work."""
+    it = run(count=9, how={0: "exit"}, setup={0: "later", 1: "later"}, times=1, seconds=1.5)
+    it.at_event = lambda kind, fields: None
+    error, match = TargetError, r"setup-\d: not finite"
+    if fault == "code":
+        error, match = UserError, r"workers of different code in one run: worker \d "
+        it.plan.setup.clear()
+        original = supervisor.Worker.start
+
+        def start(worker):
+            # As if the files had been changed since: the process says another hash.
+            if worker.starts:
+                monkeypatch.setattr("paceline.flow.crew.work", units.work_with_other_code)
+            return original(worker)
+
+        monkeypatch.setattr(supervisor.Worker, "start", start)
+    policy = Policy(workers=2, backoff=0.01, code=source_hash())
+    with pytest.raises(error, match=match):
+        it.go(policy)
+    begun = {n for n in range(9) if (it.folder / f"handed-{n}").exists()}
+    assert len(begun) >= 2, "the other one was at work"
+    if len(it.handed(0)) == 1:
+        begun -= {0}  # its worker died over it, and nobody had it since
+    assert set(it.made) == {f"unit-{n:03d}" for n in begun}
+    assert it.depot.verified == it.times
+    assert not (it.folder / "handed-8").exists(), "no more are begun"
+    assert len(it.told("worker", "restarted")) == 1
 
 
 def test_workers_of_other_code_are_refused_before_their_setup(run):
@@ -460,6 +492,7 @@ def test_inline_runs_here_counts_any_exception_and_restarts_nothing(run):
     it = run(how={1: "raise", 3: "own"}, times=1)
     outcome = it.go(Policy(isolate=False))
     assert outcome == Outcome(verified=6, redone=2)
+    assert it.ticks[-1].redone == 2
     assert {made.info["pid"] for made in it.made.values()} == {os.getpid()}
     assert [f["reason"] for f in it.told("failed_unit")] == [
         "ValueError: unit-1 is bad",
@@ -534,6 +567,27 @@ def test_a_worker_without_a_sign_of_life_is_reported_with_its_state(run, how):
     assert stuck["worker"] == it.handed(0)[0]
     assert stuck["process_state"] == {"stop": "T", "gil": "S"}[how]
     assert stuck["seconds"] >= 0.8
+
+
+def test_who_falls_silent_in_a_call_that_may_take_long_is_told_with_it(run):
+    it = run(count=6, how={0: "long gil"})
+    policy = Policy(workers=2, backoff=0.01, stuck_after=0.8, kill_after=1.2)
+    assert it.go(policy) == Outcome(verified=6, redone=1, deaths=1)
+    stuck = it.told("stuck")[-1]
+    assert (stuck["call"], stuck["path"]) == ("load", str(it.folder))
+    assert it.ticks[-1].redone == 1
+
+
+def test_a_call_that_may_take_long_is_told_when_that_is_over(run):
+    it = run(count=1, how={0: "long"})
+    it.go(Policy(workers=1, stuck_after=0.5))
+    assert not [f for f in it.told("stuck") if f["call"] == "load"]
+    told: list[tuple[str, dict[str, Any]]] = []
+    calls = StuckCalls(0, os.getpid(), 0.5, lambda kind, fields: told.append((kind, fields)))
+    calls.look([Ongoing(1, "load", "/target", 10.4, slack=10.0)])
+    assert not told
+    calls.look([Ongoing(1, "load", "/target", 10.5, slack=10.0)])
+    assert told[0][1]["call"] == "load"
 
 
 def test_a_stuck_worker_is_not_killed_while_there_is_no_other_to_make_its_unit(run):
@@ -822,9 +876,8 @@ def test_the_real_depots_hold_every_unit_once_after_kills(run, killer, kind):
     watch, waker = IoWatch(), Waker()
     fs = WatchedFs(REAL_FS, watch)
     with Journal(it.folder / "journal", fs=fs) as journal:
-        more: dict[str, Any] = {"samples": lambda _: 1, "high": 0.999, "low": 0.998}
         if kind == "local":
-            depot: Depot = LocalDepot(store, journal, "f", fs=fs, **more)
+            depot: Depot = LocalDepot(store, journal, "f", fs=fs, samples=lambda _: 1)
         else:
             depot = StagedDepot(
                 store,
@@ -833,7 +886,9 @@ def test_the_real_depots_hold_every_unit_once_after_kills(run, killer, kind):
                 "f",
                 Budget(1000),
                 Uploader(store, concurrency=2, wake=waker),
-                **more,
+                samples=lambda _: 1,
+                high=0.999,
+                low=0.998,
             )
         it.depot = depot  # type: ignore[assignment]
         kills = killer(6)

@@ -1,10 +1,20 @@
 """Training from an object store: the same as from a folder, over copies that do not all fit."""
 
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 
+from fault_proxy import FaultProxy, fault_proxy, pass_on
 from paceline.durable.checksum import crc64_hex
 from paceline.durable.errors import Interrupted, RecipeChanged
 from paceline.durable.object_store import ObjectStore
@@ -14,8 +24,9 @@ from paceline.features.plan import unit_key
 from paceline.features.reader import FeatureReader
 from paceline.features.shard import write_shard
 from paceline.recipe.run_dir import RunDir
-from paceline.train import stage
-from training_runs import assert_same_end, stop_after
+from paceline.train import loop, source, stage
+from paceline.train.checkpoint import read_state
+from training_runs import assert_same_end, events, newest, step_events, stop_after
 
 PER_SHARD = 4
 
@@ -112,3 +123,111 @@ def test_a_store_that_its_copies_cannot_hold_is_told_at_the_start(fresh_run, tmp
         report = stage.run(recipe, run_dir)
     assert "Set train.shard_window to 1 or less" in caplog.text
     assert any("train.shard_window" in remark for remark in report.numbers["remarks"])
+
+
+TRAINING = """
+import pickle, sys
+from paceline.train import stage
+stage.run(*pickle.load(sys.stdin.buffer))
+"""
+
+
+class Silence:
+    """A rule of the proxy: from request `after` on, no answer until `end` is called."""
+
+    def __init__(self, after: int = 0) -> None:
+        self.asked = threading.Event()
+        self._left = after
+        self._over = threading.Event()
+        self.end = self._over.set
+
+    def __call__(self, request, forward):
+        self._left -= 1
+        if self._left < 0:
+            self.asked.set()
+            self._over.wait()
+        return forward(request)
+
+
+@contextmanager
+def silent(proxy: FaultProxy, after: int = 0):
+    proxy.rule = silence = Silence(after)
+    try:
+        yield silence
+    finally:
+        proxy.rule = pass_on
+        silence.end()
+
+
+def test_a_signal_ends_a_training_whose_store_does_not_answer(fresh_run, tmp_path, s3, monkeypatch):
+    """In a step and in an evaluation: a checkpoint within seconds, and nothing of it is lost."""
+    recipe, far = fresh_run(shard_window=2)
+    same, near = fresh_run(shard_window=2)
+    repacked(near, LocalStore(tmp_path / "folder"))
+    port = urlsplit(s3.options["endpoint"]).port
+    with s3.credentials(), fault_proxy(port) as proxy:
+        repacked(far, ObjectStore(s3.url(tmp_path.name), s3.options))
+        options = dict(s3.options) | {"endpoint": proxy.endpoint}
+        recipe = replace(recipe, extract=replace(recipe.extract, store_options=options))
+        with silent(proxy, after=5) as silence:
+            train = subprocess.Popen(
+                [sys.executable, "-c", TRAINING], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            train.stdin.write(pickle.dumps((recipe, far)))
+            train.stdin.flush()
+            assert silence.asked.wait(120)
+            time.sleep(1.5)
+            train.send_signal(signal.SIGTERM)
+            sent = time.monotonic()
+            _, told = train.communicate(timeout=60)
+            assert time.monotonic() - sent < 20, "the store's own patience is minutes"
+        done = read_state(newest(far))
+        assert 0 < done.step < 13
+        assert len(step_events(far)) == done.step
+        assert f"SIGTERM: stopped after step {done.step}, with a checkpoint" in told.decode()
+
+        original = loop.Trainer._evaluate
+
+        def alone(self):
+            """No copy is left, and the store has gone."""
+            for copy in far.shard_cache.rglob("*.safetensors"):
+                copy.unlink()
+            proxy.rule = silence
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            return original(self)
+
+        with silent(proxy) as silence:
+            proxy.rule = pass_on
+            monkeypatch.setattr(loop.Trainer, "_evaluate", alone)
+            monkeypatch.setattr(source, "_GRACE", 0.5)
+            sent = time.monotonic()
+            with pytest.raises(Interrupted, match="with a checkpoint"):
+                stage.run(recipe, far)
+            assert time.monotonic() - sent < 20
+            monkeypatch.setattr(loop.Trainer, "_evaluate", original)
+        state = read_state(newest(far))
+        assert state.step > done.step
+        assert state.tau == {}
+        stage.run(recipe, far)
+        assert state.step in {e["step"] for e in events(far, "evaluation")}, "made up for"
+    stage.run(same, near)
+    assert_same_end(far, near)
+
+
+def test_a_signal_before_the_first_step_waits_for_no_store(fresh_run, tmp_path, s3, monkeypatch):
+    monkeypatch.setattr(source, "_GRACE", 0.5)
+    recipe, run_dir = fresh_run()
+    port = urlsplit(s3.options["endpoint"]).port
+    with s3.credentials(), fault_proxy(port) as proxy, silent(proxy) as silence:
+        repacked(run_dir, ObjectStore(s3.url(tmp_path.name), s3.options))
+        options = dict(s3.options) | {"endpoint": proxy.endpoint}
+        recipe = replace(recipe, extract=replace(recipe.extract, store_options=options))
+
+        def kill():
+            silence.asked.wait(60)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        threading.Thread(target=kill, daemon=True).start()
+        with pytest.raises(Interrupted, match="stopped before the first step"):
+            stage.run(recipe, run_dir)
+        assert not list(run_dir.checkpoints.glob("step_*"))

@@ -4,15 +4,17 @@ import logging
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from paceline.durable.checksum import crc64, crc64_hex
-from paceline.durable.errors import ShardDamaged, StoreFailed, UserError
+from paceline.durable.errors import Interrupted, ShardDamaged, StoreFailed, UserError
 from paceline.durable.fs import REAL_FS, FileSystem
 from paceline.durable.store import Store
 from paceline.features.manifest import UnitEntry
@@ -29,6 +31,8 @@ _FETCH = ".fetch"
 
 _LOCK = "cache.lock"
 _TOLD_EVERY = 30.0
+_GLANCE = 0.1
+"""Seconds between two looks whether a fetch is still wanted."""
 
 T = TypeVar("T")
 
@@ -49,17 +53,20 @@ class ShardCache:
         *,
         limit: int | None = None,
         patience: float = 300.0,
+        unwanted: Callable[[], bool] = lambda: False,
         fs: FileSystem = REAL_FS,
     ) -> None:
         """Copies of `store`'s objects in `folder`/`below`, at most `limit` bytes in all `folder`.
 
         Without a limit they may have half of what is free, counting what they have already.
         `patience` are seconds over which an error of the store that may pass is tried again.
+        `unwanted` is asked all the time while a fetch waits, and ends it by its True.
         """
         self._folder = folder
         self._store = store
         self._copies = folder / below
         self._patience = patience
+        self._unwanted = unwanted
         self._fs = fs
         fs.make_dirs(folder)
         if limit is None:
@@ -85,7 +92,8 @@ class ShardCache:
 
         Raises ShardDamaged where the store has another object than the manifest lists, or none;
         StoreFailed where it does not answer for too long, or says no; UserError for an object
-        larger than the limit; OSError where the disk refuses.
+        larger than the limit; OSError where the disk refuses; Interrupted where `unwanted` says
+        so, whatever the store is at.
         """
         if entry.size > self.limit:
             raise UserError(
@@ -126,15 +134,16 @@ class ShardCache:
         )
 
     def _parts(self, entry: UnitEntry, where: str) -> Iterator[bytes]:
-        def part(start: int) -> bytes:
-            end = min(start + _PART, entry.size)
-            return self._patiently(lambda: self._store.get_range(entry.key, start, end), where)
-
         starts = range(0, entry.size, _PART)
+        calls = [
+            partial(self._store.get_range, entry.key, start, min(start + _PART, entry.size))
+            for start in starts
+        ]
         try:
-            with ThreadPoolExecutor(_PARTS_AT_A_TIME, thread_name_prefix="fetch") as pool:
-                for first in range(0, len(starts), _PARTS_AT_A_TIME):
-                    yield from pool.map(part, starts[first : first + _PARTS_AT_A_TIME])
+            for first in range(0, len(calls), _PARTS_AT_A_TIME):
+                some = calls[first : first + _PARTS_AT_A_TIME]
+                for call, begun in zip(some, list(map(_begun, some)), strict=True):
+                    yield self._patiently(call, begun, where)
         except KeyError as error:
             raise ShardDamaged(
                 f"{where} is gone from the store. Run `paceline extract` again: it redoes what is "
@@ -146,21 +155,35 @@ class ShardCache:
                 "`paceline extract` again: it redoes such shards."
             ) from error
 
-    def _patiently(self, call: Callable[[], T], where: str) -> T:
-        begun = time.monotonic()
-        told, wait = -_TOLD_EVERY, 0.5
+    def _patiently(self, call: Callable[[], bytes], future: "Future[bytes]", where: str) -> bytes:
+        """The result of a call that has begun, made again where its error may pass."""
+        since = time.monotonic()
+        told, pause = -_TOLD_EVERY, 0.5
         while True:
+            while not wait((future,), _GLANCE).done:
+                self._require_wanted(where)
             try:
-                return call()
+                return future.result()
             except StoreFailed as error:
-                waited = time.monotonic() - begun
+                waited = time.monotonic() - since
                 if not error.transient or waited >= self._patience:
                     raise
                 if waited - told >= _TOLD_EVERY:
                     told = waited
                     _LOG.warning("%s: %s; tried again for %.0f s", where, error, self._patience)
-            time.sleep(min(wait, max(0.0, self._patience - waited)))
-            wait = min(2 * wait, 15.0)
+            self._pause(min(pause, max(0.0, self._patience - waited)), where)
+            pause = min(2 * pause, 15.0)
+            future = _begun(call)
+
+    def _pause(self, seconds: float, where: str) -> None:
+        while seconds > 0:
+            self._require_wanted(where)
+            time.sleep(min(seconds, _GLANCE))
+            seconds -= _GLANCE
+
+    def _require_wanted(self, where: str) -> None:
+        if self._unwanted():
+            raise Interrupted(f"{where}: its fetch was given up.")
 
     def _make_room(self, size: int, own: Path) -> None:
         """Remove copies, the longest unused first, until `size` more bytes are within the limit.
@@ -205,7 +228,23 @@ class ShardCache:
             if time.monotonic() - told >= _TOLD_EVERY:
                 told = time.monotonic()
                 _LOG.warning("%s, for %.0f s now: waiting", meanwhile, told - begun)
+            self._require_wanted(str(path))
             time.sleep(0.05)
+
+
+def _begun(call: Callable[[], T]) -> "Future[T]":
+    """Have a call made by a thread of its own."""
+    future: Future[T] = Future()
+
+    def make() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter has to hear it
+            future.set_exception(error)
+
+    # Not an executor's: those keep a process from ending while the store does not answer.
+    threading.Thread(target=make, name="fetch", daemon=True).start()
+    return future
 
 
 def _size(path: Path) -> int:

@@ -85,11 +85,6 @@ def frame_rows(row_bytes: int) -> int:
     return max(1, FRAME_BYTES // row_bytes)
 
 
-def frame_count(lengths: Sequence[int], rows: int) -> int:
-    """Frames of samples of these lengths, at `rows` rows each."""
-    return sum(-(-length // rows) for length in lengths)
-
-
 def encode(
     rows: Callable[[int, int], Bits],
     ids: npt.NDArray[np.int32],

@@ -55,16 +55,25 @@ def plan_units(
     `batch_tokens` tokens (or one sample). Every sample is in exactly one unit and one batch.
     Raises ValueError for a length below 1.
     """
+    tokens = np.asarray(lengths, dtype=np.int64)
+    bounds = unit_bounds(lengths, bytes_per_token=bytes_per_token, shard_bytes=shard_bytes)
+    return tuple(
+        Unit(index, start, stop, tuple(_batches(tokens[start:stop], start, batch_tokens)))
+        for index, (start, stop) in enumerate(pairwise(bounds))
+    )
+
+
+def unit_bounds(lengths: Lengths, *, bytes_per_token: int, shard_bytes: int) -> list[int]:
+    """Where `plan_units` cuts: the first sample of each unit, and one behind the last of all.
+
+    Raises ValueError for a length below 1.
+    """
     if bytes_per_token < 1:
         raise ValueError(f"bytes_per_token {bytes_per_token} is not positive")
     tokens = np.asarray(lengths, dtype=np.int64)
     if len(tokens) and int(tokens.min()) < 1:
         raise ValueError("a sample without tokens cannot be planned")
-    bounds = [0, *_cuts(tokens, shard_bytes // bytes_per_token)]
-    return tuple(
-        Unit(index, start, stop, tuple(_batches(tokens[start:stop], start, batch_tokens)))
-        for index, (start, stop) in enumerate(pairwise(bounds))
-    )
+    return [0, *_cuts(tokens, shard_bytes // bytes_per_token)]
 
 
 def _cuts(lengths: npt.NDArray[np.int64], unit_tokens: int) -> Iterator[int]:

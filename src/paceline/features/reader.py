@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
 
@@ -41,6 +41,7 @@ class FeatureReader:
         options: Mapping[str, str] | None = None,
         cache: Path | None = None,
         cache_bytes: int | None = None,
+        unwanted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Open the store whose manifest is in folder `root`; reads the manifest alone.
 
@@ -50,6 +51,7 @@ class FeatureReader:
             options: what that store's client needs beside its URL.
             cache: folder of the copies; `cache/` beside `root` unless given.
             cache_bytes: what the copies may have together; None allows half of what is free.
+            unwanted: ends by its True a `read` that waits for the store; see `ShardCache`.
 
         Raises:
             DataError: none is published.
@@ -79,7 +81,7 @@ class FeatureReader:
             # Keys are the same in every run: the fingerprint keeps two of them apart.
             below = self.manifest.fingerprint
             folder = cache or root.parent / "cache"
-            self._files = ShardCache(folder, store, below, limit=cache_bytes)
+            self._files = ShardCache(folder, store, below, limit=cache_bytes, unwanted=unwanted)
 
     def __len__(self) -> int:
         return self._starts[-1]

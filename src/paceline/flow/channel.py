@@ -132,16 +132,21 @@ class Channel(Generic[T]):
                 self._turns.remove(turn)
                 self._room.notify_all()
 
-    def lease(self, consumer: str = "") -> Lease[T] | None:
+    def lease(self, consumer: str = "", *, timeout: float | None = None) -> Lease[T] | None:
         """Take the oldest item; wait until there is one. None when closed and drained.
 
         Its samples are the consumer's until `commit` or `abandon`. Raises ChannelFailed when the
-        channel fails, before or while this waits.
+        channel fails, before or while this waits; TimeoutError after `timeout` seconds without
+        an item.
         """
         with self._lock:
             with self._lease_wait:
-                self._items.wait_for(lambda: self._queue or self._closed or self._error)
+                came = self._items.wait_for(
+                    lambda: self._queue or self._closed or self._error, timeout
+                )
             self._raise_failure()
+            if not came:
+                raise TimeoutError(f"no item came into the channel for {timeout:g} s")
             if not self._queue:
                 return None
             item, sample_ids, num_bytes = self._queue.popleft()

@@ -226,3 +226,11 @@ def setup_error(data: bytes | None) -> PacelineError | None:
         return None
     error = pickle.loads(data)
     return error if isinstance(error, UserError) else None
+
+
+def code_error(name: str, loaded: str, ours: str) -> UserError:
+    """What is wrong with a worker that has loaded other source than this process."""
+    return UserError(
+        f"workers of different code in one run: {name} loaded source {loaded}, this process has "
+        f"{ours}. Paceline's files were changed meanwhile. Start the command again."
+    )

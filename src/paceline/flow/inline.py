@@ -50,6 +50,7 @@ def make_inline(setup: Setup, payload: Any, work: Work, policy: Policy, watch: I
                 # An upload that fails brings back a unit where there were none to make.
                 handle = handle or _set_up(setup, payload, context)
                 _make_next(handle, work, context, view)
+            work.tick([])
             if work.error is not None:
                 raise work.error
             if stop.asked:

@@ -3,7 +3,6 @@
 import pickle
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn, TypeVar
 
 from paceline.durable.errors import PacelineError, WorkerFailed, storage_refused
+from paceline.flow.messages import Raised, Ready, raised, sendable, summary_of
 from paceline.flow.process import GRACE, Child, end_children, environment_of, start_child
 from paceline.flow.signals import Stop, signals_noted
 
@@ -27,23 +27,8 @@ _NAME_LIMIT = 160
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """The worker has set up and wants its first item."""
-
-
-@dataclass(frozen=True)
 class _Done:
     result: bytes
-
-
-@dataclass(frozen=True)
-class _Raised:
-    """What went wrong in a worker, as text; as an exception too where that is one of ours."""
-
-    doing: str
-    summary: str
-    trace: str
-    error: bytes | None
 
 
 def map_items(
@@ -84,7 +69,7 @@ def map_items(
         pool = _Pool(count, threads)
         with signals_noted(_IN_WORK) as stop:
             try:
-                pool.start(_dumps((setup, payload), "the setup function and its payload"))
+                pool.start(sendable((setup, payload), "the setup function and its payload"))
                 done = pool.run(items, on_result, stop)
             finally:
                 pool.end()
@@ -129,11 +114,11 @@ def _failure_named(doing: str) -> Iterator[None]:
         error.add_note(f"while {doing}")
         raise
     except Exception as error:
-        refused = _as_refusal(error)
+        refused = storage_refused(error) if isinstance(error, OSError) else None
         if refused is not None:
             refused.add_note(f"while {doing}")
             raise refused from error
-        raise WorkerFailed(f"{doing} failed: {_summary(error)}") from error
+        raise WorkerFailed(f"{doing} failed: {summary_of(error)}") from error
 
 
 class _Worker:
@@ -185,7 +170,7 @@ class _Pool:
                 # waits for what this process does with it.
                 if handed_out < len(items) and not stop.asked:
                     name = _name(handed_out, items[handed_out])
-                    data = _dumps(items[handed_out], name)
+                    data = sendable(items[handed_out], name)
                     worker.index = handed_out
                     handed_out += 1
                     self._send(worker, data, name)
@@ -207,7 +192,7 @@ class _Pool:
         except OSError:
             self._raise_death(worker, doing)
 
-    def _receive(self, worker: _Worker, items: Sequence[Any]) -> _Ready | _Done:
+    def _receive(self, worker: _Worker, items: Sequence[Any]) -> Ready | _Done:
         doing = "waiting for an item" if worker.is_set_up else "setting up"
         if worker.index is not None:
             doing = _name(worker.index, items[worker.index])
@@ -215,18 +200,18 @@ class _Pool:
             message = pickle.loads(worker.connection.recv_bytes())
         except (EOFError, OSError):
             self._raise_death(worker, doing)
-        if isinstance(message, _Raised):
+        if isinstance(message, Raised):
             self._raise(worker, message, doing)
         return message
 
-    def _raise(self, worker: _Worker, raised: _Raised, doing: str) -> NoReturn:
-        if raised.error is not None:
-            error = pickle.loads(raised.error)
+    def _raise(self, worker: _Worker, message: Raised, doing: str) -> NoReturn:
+        if message.error is not None:
+            error = pickle.loads(message.error)
             error.add_note(f"in worker {worker.number}, while {doing}")
             raise error
         raise WorkerFailed(
-            f"worker {worker.number}, {doing}: {raised.doing} failed: {raised.summary}\n"
-            f"{raised.trace.rstrip()}"
+            f"worker {worker.number}, {doing}: {message.doing} failed: {message.summary}\n"
+            f"{message.trace.rstrip()}"
         )
 
     def _raise_death(self, worker: _Worker, doing: str) -> NoReturn:
@@ -247,7 +232,7 @@ def _work(end: socket.socket, threads: int) -> None:
             sys.modules["torch"].set_num_threads(threads)
         doing = "the setup"
         handle = setup(payload)
-        connection.send_bytes(pickle.dumps(_Ready()))
+        connection.send_bytes(pickle.dumps(Ready()))
         while True:
             item = pickle.loads(connection.recv_bytes())
             doing = "the work"
@@ -264,37 +249,18 @@ def _work(end: socket.socket, threads: int) -> None:
 
 
 def _report(connection: Connection, error: BaseException, doing: str) -> None:
-    own = None
-    ours = error if isinstance(error, PacelineError) else _as_refusal(error)
-    if ours is not None:
-        try:
-            own = pickle.dumps(ours)
-            pickle.loads(own)
-        except Exception:  # noqa: BLE001
-            own = None
-    trace = "".join(traceback.format_exception(error))
+    message = raised(error, doing)
     try:
-        connection.send_bytes(pickle.dumps(_Raised(doing, _summary(error), trace, own)))
+        connection.send_bytes(pickle.dumps(message))
     except OSError:
-        sys.stderr.write(trace)
-
-
-def _as_refusal(error: BaseException) -> PacelineError | None:
-    return storage_refused(error) if isinstance(error, OSError) else None
-
-
-def _dumps(value: Any, name: str) -> bytes:
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        raise WorkerFailed(f"{name} cannot be sent to a worker: {_summary(error)}") from error
+        sys.stderr.write(message.trace)
 
 
 def _loads(data: bytes, name: str) -> Any:
     try:
         return pickle.loads(data)
     except Exception as error:
-        raise WorkerFailed(f"the result of {name} cannot be read: {_summary(error)}") from error
+        raise WorkerFailed(f"the result of {name} cannot be read: {summary_of(error)}") from error
 
 
 def _name(index: int, item: Any) -> str:
@@ -302,7 +268,3 @@ def _name(index: int, item: Any) -> str:
     if len(text) > _NAME_LIMIT:
         text = text[:_NAME_LIMIT] + "..."
     return f"item {index} ({text})"
-
-
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()

@@ -1,4 +1,4 @@
-"""What a worker process and its supervisor say to each other."""
+"""What a worker process and its parent say to each other."""
 
 import pickle
 import traceback
@@ -19,7 +19,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Ready:
-    """The setup is done; it wants its first unit."""
+    """The setup is done; it wants its first unit or item."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ def failure_of_unit(error: Exception) -> Refused | Failed | None:
     return None if ours is None else Failed(summary_of(ours))
 
 
-def raised(error: Exception, doing: str) -> Raised:
+def raised(error: BaseException, doing: str) -> Raised:
     """The message of a process that an exception ends."""
-    ours: BaseException | None = error if isinstance(error, PacelineError) else None
+    ours: PacelineError | None = error if isinstance(error, PacelineError) else None
     if isinstance(error, OSError):
         ours = storage_refused(error)
     trace = "".join(traceback.format_exception(error))

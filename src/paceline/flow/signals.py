@@ -38,6 +38,11 @@ class Stop:
         return self._number != 0
 
     @property
+    def seconds(self) -> float:
+        """Since the first signal; 0 before."""
+        return time.monotonic() - self._at if self.asked else 0.0
+
+    @property
     def name(self) -> str:
         """Of the first signal, such as `SIGTERM`; empty before."""
         return signal.Signals(self._number).name if self._number else ""

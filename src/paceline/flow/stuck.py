@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from paceline.durable.iowatch import FreezeWatch, IoWatch, Ongoing, process_state
@@ -41,7 +42,7 @@ class StuckCalls:
 
     def look(self, calls: Sequence[Ongoing]) -> None:
         """Compare with what goes on now: report what is new and old enough, and what has ended."""
-        old = {_key(call): call for call in calls if call.seconds >= self._after}
+        old = {_key(call): call for call in calls if call.seconds >= self._after + call.slack}
         # One that goes on is old; a young one of the same name is the next.
         for key in [key for key in self._reported if key not in old]:
             self._end(key)
@@ -121,15 +122,15 @@ class WorkerPulse:
         self._stuck.clear()
 
     def _look(self) -> None:
-        """Its own words count while it speaks; then its silence; a freeze that it cannot name."""
+        """Its own words count while it speaks; then its silence; a freeze is seen from outside."""
         silence = time.monotonic() - self._heard
         calls = list(self._calls)
         if silence >= self._after:
             # What it said last is the best guess at what it hangs in.
             last = calls[0] if calls else Ongoing(0, UNKNOWN, "", 0.0)
             calls = [Ongoing(last.thread_id, last.what, last.path, silence + last.seconds)]
-        elif self._frozen and not any(call.thread_id == self._pid for call in calls):
-            calls.append(Ongoing(self._pid, UNKNOWN, "", self._frozen))
+        else:
+            calls = _with_freeze(calls, self._pid, self._frozen)
         self._stuck.look(calls)
 
 
@@ -155,13 +156,23 @@ class OwnWatch:
 
     def _run(self) -> None:
         while not self._over.wait(min(1.0, self._after / 4)):
-            calls = self._watch.ongoing(self._after)
-            frozen = self._freeze.seconds()
-            if frozen and not any(call.thread_id == os.getpid() for call in calls):
-                calls.append(Ongoing(os.getpid(), UNKNOWN, "", frozen))
+            calls = _with_freeze(self._watch.ongoing(), os.getpid(), self._freeze.seconds())
             # The words on stderr are out before; who takes the event may be stuck as well.
             with suppress(Exception):
                 self._stuck.look(calls)
+
+
+def _with_freeze(calls: Sequence[Ongoing], pid: int, frozen: float) -> list[Ongoing]:
+    """The calls, where the main thread has been frozen for so many seconds; 0 is not.
+
+    What the kernel holds does not get on, so the time that a long call is given does not count.
+    """
+    known = next((call for call in calls if call.thread_id == pid), None)
+    if not frozen or (known is not None and not known.slack):
+        return list(calls)
+    held = known or Ongoing(pid, UNKNOWN, "", 0.0)
+    others = [call for call in calls if call is not known]
+    return [*others, replace(held, seconds=frozen, slack=0.0)]
 
 
 def _key(call: Ongoing) -> _Key:

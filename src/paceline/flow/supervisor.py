@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.durable.depot import Depot
-from paceline.durable.errors import UserError, WorkerFailed
+from paceline.durable.errors import WorkerFailed
 from paceline.durable.iowatch import IoWatch
 from paceline.durable.store import Stat
-from paceline.flow.crew import Phase, Worker, setup_error
+from paceline.flow.crew import Phase, Worker, code_error, setup_error
 from paceline.flow.inline import make_inline
 from paceline.flow.messages import (
     Beat,
@@ -81,7 +81,8 @@ def supervise(
     one unit per worker is made again per death. An error raised on purpose is a failure of the
     unit and leaves the worker. After `unit_retries` of either the unit is quarantined and the
     others go on. No room on the worker's disk (ENOSPC, EDQUOT) is neither: the depot says when to
-    go on. One that ends in its setup counts for no unit; a UserError there ends everything.
+    go on. One that ends in its setup counts for no unit; after a UserError there, or in a process
+    that has loaded other code, no more units are begun.
 
     `on_verified(task, made, stat)` is called for each verified unit, `made` is None for those
     recovered; it and `on_tick`, called about once a second and when a worker's state changes, run
@@ -102,13 +103,14 @@ def supervise(
     After SIGTERM or SIGINT no unit is begun, those in work are finished, except by workers that
     are stuck, and uploaded as long as the store takes them, and Interrupted is raised; another
     signal raises KeyboardInterrupt.
-    Raises StorageRefused where the depot is overdue and StoreFailed where a store refuses for
-    good, both after the units in work are finished; WorkerFailed when every worker has given up,
-    and for what cannot be sent to one; UserError for a worker of other code, a unit that the depot
-    could never take, and a device that is not there; ValueError for a policy or tasks that make
-    no sense. An exception of a callback ends everything as it is. Whatever ends this call, its
-    workers have been killed, and they die with this process, or the calling thread, however it
-    dies; one that the kernel does not let go is named and left.
+    Raises StorageRefused where the depot is overdue, StoreFailed where a store refuses for good,
+    UserError for a worker of other code and what a setup raises of that kind, such as for a device
+    that is not there, all of them after the units in work are finished; WorkerFailed when every
+    worker has given up, and for what cannot be sent to one; UserError for a unit that the depot
+    could never take; ValueError for a policy or tasks that make no sense. An exception of a
+    callback ends everything as it is. Whatever ends this call, its workers have been killed, and
+    they die with this process, or the calling thread, however it dies; one that the kernel does
+    not let go is named and left.
     """
     if policy.workers < 1 or policy.threads < 1 or policy.unit_retries < 1:
         raise ValueError(f"supervise: workers, threads and unit_retries are 1 or more: {policy}")
@@ -256,12 +258,10 @@ class _Supervisor:
                 worker.show(state)
             case Hello(code):
                 if code != self._policy.code:
-                    raise UserError(
-                        f"workers of different code in one run: {worker.name} loaded source "
-                        f"{code}, this process has {self._policy.code}. Paceline's files were "
-                        "changed meanwhile. Start the command again."
-                    )
-                worker.running.mailbox.post(self._job)
+                    self._work.fail(code_error(worker.name, code, self._policy.code))
+                    self._end_worker(worker, "it has loaded other code")
+                else:
+                    worker.running.mailbox.post(self._job)
             case Ready():
                 worker.set_up()
             case Finished(made):
@@ -289,9 +289,11 @@ class _Supervisor:
     def _raised(self, worker: Worker, raised: Raised) -> None:
         error = setup_error(raised.error) if raised.doing == "the setup" else None
         if error is not None:
+            # Others may be at work: what they make is kept.
             error.add_note(f"in {worker.name}, while setting up")
-            raise error
-        _LOG.warning("%s:\n%s", worker.name, raised.trace.rstrip())
+            self._work.fail(error)
+        else:
+            _LOG.warning("%s:\n%s", worker.name, raised.trace.rstrip())
         self._end_worker(worker, f"{raised.doing} failed: {raised.summary}")
 
     def _end_worker(self, worker: Worker, cause: str) -> None:

@@ -124,6 +124,8 @@ class Snapshot:
 
     workers: tuple[WorkerView, ...]
     meters: DepotMeters
+    redone: int = 0
+    """Units handed out again after a failure or a death."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ _LOG = logging.getLogger(__name__)
 _STOPPING = 60.0
 """Seconds without a unit stored after which a signal's end does not wait for the others."""
 
+_REFUSED = 5.0
+"""The same where the store or the journal's disk refuses, and has for a while."""
+
 
 @dataclass
 class Entry:
@@ -96,12 +99,16 @@ class Work:
         """
         now = time.monotonic()
         self._stored_at = self._stored_at or now
-        if self.is_settled or now - self._stored_at < _STOPPING:
+        seconds = now - self._stored_at
+        waiting = self._meters().waiting
+        is_refused = waiting is not None and waiting.kind in ("store", "journal")
+        patience = _REFUSED if is_refused else _STOPPING
+        if self.is_settled or seconds < patience:
             return self.is_settled
         _LOG.warning(
             "%d units are made and not confirmed, and none was within %.0f seconds: the next "
             "start goes on with them",
-            *(self._depot.pending, _STOPPING),
+            *(self._depot.pending, seconds),
         )
         return True
 
@@ -178,6 +185,9 @@ class Work:
             reason = self._depot.overdue()
         if reason is not None:
             self.fail(StorageRefused(reason))
+        if not self._queue or self.error is not None:
+            # Nobody asks for room any more, and what is made may still have to wait.
+            self._tell_waiting(self._meters().waiting)
 
     def fail(self, error: PacelineError) -> None:
         """Hand out no more; the first error stays."""
@@ -192,10 +202,13 @@ class Work:
 
     def tick(self, workers: Iterable[WorkerView]) -> None:
         """Pass on how things stand."""
-        with self._watch.call("read meters"):
-            meters: DepotMeters = self._depot.meters()
+        meters = self._meters()
         with self._watch.call("write progress"):
-            self._callbacks.on_tick(Snapshot(tuple(workers), meters))
+            self._callbacks.on_tick(Snapshot(tuple(workers), meters, self.redone))
+
+    def _meters(self) -> DepotMeters:
+        with self._watch.call("read meters"):
+            return self._depot.meters()
 
     def _place_of_next(self, worker: int, has_others: bool) -> int | None:
         for place in range(len(self._queue) - 1, -1, -1):

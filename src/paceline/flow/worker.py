@@ -118,7 +118,8 @@ def _make(line: _Line, handle: Handler, data: bytes, context: WorkerContext) -> 
 
 def _beat(line: _Line, watch: IoWatch, orders: Orders) -> None:
     while True:
-        calls = tuple(watch.ongoing(orders.old))
+        # Long ones at once: who freezes in them may give no further sign.
+        calls = tuple(c for c in watch.ongoing() if c.slack or c.seconds >= orders.old)
         try:
             line.send(Beat(calls))
         except _SupervisorGone:

@@ -5,15 +5,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from paceline.drafter.dflash import DFlash
-from paceline.durable.errors import TrainingDiverged
+from paceline.durable.errors import Interrupted, TrainingDiverged
 from paceline.flow.channel import Channel
-from paceline.flow.signals import signals_noted
+from paceline.flow.signals import Stop, signals_noted
 from paceline.recipe.schema import TrainRecipe
 from paceline.target.head import TargetHead
 from paceline.train.batch import Anchored, anchor_sample, micro_batches, pack
@@ -26,6 +27,8 @@ from paceline.train.schedule import rate_factor
 from paceline.train.source import (
     StoredFeatures,
     epoch_of,
+    is_over,
+    next_lease,
     planned_samples,
     schedule,
     stored_features,
@@ -102,6 +105,8 @@ class Trainer:
         self._resumed_at = state.samples
         self._redone = redone or {}
         self._claim = claim
+        self._stop = Stop()
+        self._saved_step = state.step
         tokens = self._tokens_between(0, self._total)
         self._progress = TokenProgress("train", tokens, done=state.tokens)
 
@@ -118,13 +123,14 @@ class Trainer:
     def run(self) -> Iterator[Path]:
         """Train to the end; yields each checkpoint's folder as soon as it is durable.
 
-        Raises Interrupted after SIGTERM or SIGINT, with a checkpoint written; TrainingDiverged
-        after `max_bad_steps` non-finite steps in a row.
+        Raises Interrupted after SIGTERM or SIGINT, with a checkpoint written: after the step in
+        work, or before it where its features do not come. TrainingDiverged after `max_bad_steps`
+        non-finite steps in a row.
         """
         marks = self._marks()
         positions = self._positions(self._state.samples)
         with (
-            signals_noted("this step") as stop,
+            signals_noted("this step") as self._stop,
             stored_features(self._data.stored, positions) as channel,
             self._progress as progress,
         ):
@@ -136,23 +142,46 @@ class Trainer:
                 validation_samples=len(self._data.validation),
             )
             self._tell_plan(marks)
-            if self._state.samples == 0:
-                self._state = replace(self._state, first_tau=self._evaluate())
-            while self._state.samples < self._total:
-                size = min(self._recipe.batch_samples, self._total - self._state.samples)
-                self._step(channel, size, progress)
-                due = any(
-                    self._state.samples - size < mark <= self._state.samples for mark in marks
-                )
-                if due:
-                    self._state = replace(self._state, tau=self._evaluate())
-                stopping = stop.asked
-                if due or stopping:
+            # A step without all of its features has changed nothing yet.
+            with suppress(Interrupted):
+                yield from self._steps(channel, progress, marks)
+            if self._stop.asked:
+                if self._state.step > self._saved_step:
                     yield self._checkpoint()
-                if stopping:
-                    raise stop.interrupted(
-                        f"stopped after step {self._state.step}, with a checkpoint"
-                    )
+                raise self._interrupted()
+
+    def _steps(
+        self, channel: Channel[Features], progress: TokenProgress, marks: list[int]
+    ) -> Iterator[Path]:
+        """To the end, or to a signal; what is not saved by then is the caller's to save.
+
+        Raises Interrupted after a signal where features do not come.
+        """
+        if self._state.samples == 0:
+            self._state = replace(self._state, first_tau=self._evaluate())
+        elif not self._state.tau and self._data.validation:
+            # The evaluation that this checkpoint was due for may have been given up.
+            size = self._recipe.batch_samples
+            if self._is_due(marks, (self._state.samples - 1) % size + 1):
+                self._state = replace(self._state, tau=self._evaluate())
+                yield self._checkpoint()
+        while self._state.samples < self._total:
+            size = min(self._recipe.batch_samples, self._total - self._state.samples)
+            self._step(channel, size, progress)
+            if self._is_due(marks, size):
+                self._state = replace(self._state, tau=self._evaluate())
+                yield self._checkpoint()
+            if self._stop.asked:
+                return
+
+    def _is_due(self, marks: list[int], size: int) -> bool:
+        """Whether an evaluation belongs to the last step, of `size` samples."""
+        return any(self._state.samples - size < mark <= self._state.samples for mark in marks)
+
+    def _interrupted(self) -> Interrupted:
+        step = self._state.step
+        how = f"after step {step}, with a checkpoint" if step else "before the first step"
+        return self._stop.interrupted(f"stopped {how}")
 
     def _step(self, channel: Channel[Features], size: int, progress: TokenProgress) -> None:
         start = time.perf_counter()
@@ -195,7 +224,7 @@ class Trainer:
     def _lease(self, channel: Channel[Features], size: int) -> list[Anchored]:
         samples = []
         for position in range(self._state.samples, self._state.samples + size):
-            lease = channel.lease()
+            lease = next_lease(channel, self._stop)
             if lease is None:
                 raise RuntimeError("the channel of features ended before the schedule did")
             epoch = epoch_of(position, len(self._data.train))
@@ -301,6 +330,7 @@ class Trainer:
             done=self._state.samples,
             skipped=self._resumed_at,
             redone=self._redone,
+            redone_unit="checkpoints",
             quarantined={"skipped_step": set_aside} if set_aside else {},
             tokens=self._state.tokens,
             tokens_total=progress.total,
@@ -309,7 +339,7 @@ class Trainer:
         )
 
     def _evaluate(self) -> dict[str, float]:
-        reader = self._data.stored.open()
+        reader = self._data.stored.open(unwanted=lambda: is_over(self._stop))
         with computing(self._drafter, self._compute):
             tau = simulated_tau(
                 self._drafter,
@@ -328,6 +358,7 @@ class Trainer:
         self._claim()
         folder = save_checkpoint(self._checkpoints, self._drafter, self._optimizer, self._state)
         self._events.emit("checkpoint", step=self._state.step, folder=folder.name)
+        self._saved_step = self._state.step
         return folder
 
     def _tell_plan(self, marks: list[int]) -> None:

@@ -18,10 +18,10 @@ from paceline.train.checkpoint import (
 _LOG = logging.getLogger(__name__)
 
 
-def chosen_checkpoint(root: Path, asked: str) -> Path:
-    """The checkpoint that `--resume-from` names: a path, or a name below `root`.
+def find_checkpoint(root: Path, asked: str) -> Path:
+    """The folder that `--resume-from` names: a path, or a name below `root`.
 
-    Raises UserError where there is none, ShardDamaged where a file of it is not as it was written.
+    Raises UserError where there is none.
     """
     folder = root / asked if (root / asked).is_dir() else Path(asked).expanduser()
     if not folder.is_dir():
@@ -29,6 +29,12 @@ def chosen_checkpoint(root: Path, asked: str) -> Path:
         raise UserError(
             f"--resume-from {asked}: no such folder, here or in {root}. Checkpoints there: {names}."
         )
+    return folder
+
+
+def chosen_checkpoint(root: Path, asked: str) -> Path:
+    """As `find_checkpoint`; raises ShardDamaged where a file of it is not as it was written."""
+    folder = find_checkpoint(root, asked)
     try:
         verify_checkpoint(folder)
     except ShardDamaged as error:

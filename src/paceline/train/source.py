@@ -1,21 +1,34 @@
 """What fills the trainer's channel when features come from the store."""
 
+import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from paceline.durable.amounts import size_text
 from paceline.durable.errors import ChannelClosed, ChannelFailed
 from paceline.features.order import order, windowed_order
 from paceline.features.reader import FeatureReader
-from paceline.flow.channel import Channel
+from paceline.flow.channel import Channel, Lease
+from paceline.flow.signals import Stop
 from paceline.types.batch import Features
+from paceline.watch.words import short_bytes
+
+_LOG = logging.getLogger(__name__)
 
 _QUEUE_BYTES = 256 << 20
+
+_GRACE = 3.0
+"""Seconds after a signal for which features are still waited for."""
+
+_GLANCE = 0.2
+"""Seconds between two looks for a signal."""
+
+_LAST_WAIT = 2.0
+"""Seconds that the end waits for the thread that reads: a disk may not answer at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +47,14 @@ class StoredFeatures:
     cache_bytes: int | None = None
     """What the copies may have together; None allows half of what is free."""
 
-    def open(self) -> FeatureReader:
-        """A reader of its own for each thread. Raises as `FeatureReader` does."""
+    def open(self, unwanted: Callable[[], bool] = lambda: False) -> FeatureReader:
+        """A reader of its own for each thread; see `FeatureReader`, which raises."""
         return FeatureReader(
-            self.root, options=self.options, cache=self.cache, cache_bytes=self.cache_bytes
+            self.root,
+            options=self.options,
+            cache=self.cache,
+            cache_bytes=self.cache_bytes,
+            unwanted=unwanted,
         )
 
 
@@ -97,15 +114,16 @@ def cache_warnings(reader: FeatureReader, window: int | None) -> Iterator[str]:
     fitting = max(1, limit // largest - 1)
     if window is None:
         yield (
-            f"the shards ({size_text(reader.num_bytes)}) are more than their local copies may have "
-            f"({size_text(limit)}), and all samples are shuffled: nearly every sample fetches a "
-            f"whole shard. Set train.shard_window to {fitting} or less, or raise train.cache_bytes."
+            f"the shards ({short_bytes(reader.num_bytes)}) are more than their local copies may "
+            f"have ({short_bytes(limit)}), and all samples are shuffled: nearly every sample "
+            f"fetches a whole shard. Set train.shard_window to {fitting} or less, or raise "
+            "train.cache_bytes."
         )
     elif window > fitting:
         yield (
-            f"train.shard_window: {window} shards of up to {size_text(largest)} are more than "
-            f"their local copies may have ({size_text(limit)}): many are fetched again and again. "
-            f"Lower it to {fitting}, or raise train.cache_bytes."
+            f"train.shard_window: {window} shards of up to {short_bytes(largest)} are more than "
+            f"their local copies may have ({short_bytes(limit)}): many are fetched again and "
+            f"again. Lower it to {fitting}, or raise train.cache_bytes."
         )
 
 
@@ -115,10 +133,11 @@ def stored_features(
 ) -> Iterator[Channel[Features]]:
     """A channel that a thread fills with the samples at `positions`, ahead of its reader."""
     channel: Channel[Features] = Channel(_QUEUE_BYTES)
+    over = threading.Event()
 
     def feed() -> None:
         try:
-            reader = stored.open()
+            reader = stored.open(over.is_set)
             for index in positions:
                 features = reader.read(index)
                 channel.put(features, features.tokens.sample_ids, features.num_bytes)
@@ -136,5 +155,24 @@ def stored_features(
         channel.fail(error)
         raise
     finally:
+        over.set()
         channel.fail(ChannelClosed("the trainer has left"))
-        thread.join()
+        thread.join(_LAST_WAIT)
+        if thread.is_alive():
+            _LOG.warning("reading features does not return; left to end with this process")
+
+
+def is_over(stop: Stop) -> bool:
+    """Whether a signal came so long ago that features are no longer waited for."""
+    return stop.seconds >= _GRACE
+
+
+def next_lease(channel: Channel[Features], stop: Stop) -> Lease[Features] | None:
+    """As `channel.lease`. Raises Interrupted where a signal has come and the sample does not."""
+    while True:
+        wait = _GRACE - stop.seconds if stop.asked else _GLANCE
+        try:
+            return channel.lease(timeout=max(0.0, wait))
+        except TimeoutError:
+            if is_over(stop):
+                raise stop.interrupted("the features did not come") from None

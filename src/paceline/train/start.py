@@ -14,7 +14,7 @@ from paceline.drafter.warm_start import check_source, read_source, start_from, w
 from paceline.durable.errors import RecipeError, UserError
 from paceline.recipe.schema import Recipe
 from paceline.target.spec import TargetSpec, read_spec
-from paceline.target.taps import default_taps
+from paceline.target.taps import taps_of
 from paceline.target.template import special_token_ids, template_digest
 from paceline.train.vocabulary import VocabularyCounts
 
@@ -36,12 +36,7 @@ def first_drafter(
     if recipe.drafter.warm_start is not None:
         source = read_source(Path(recipe.drafter.warm_start))
         config, _ = _warm_config(recipe, spec, taps, source.config)
-        if not is_mask_token(config.mask_token_id, spec, used):
-            raise RecipeError(
-                f"drafter.warm_start: {recipe.drafter.warm_start} has the mask token "
-                f"{config.mask_token_id}, which occurs in this corpus or is a pad, begin or end "
-                "token of this target. Take those samples out, or leave warm_start out."
-            )
+        _require_mask_token(recipe, spec, config, used)
         return start_from(source, config)
     mask = choose_mask_token(
         recipe.drafter.mask_token_id, spec, special_ids=special_token_ids(path), used=used
@@ -125,11 +120,24 @@ def check_warm_start(recipe: Recipe) -> tuple[str, ...]:
         return ()
     try:
         spec = read_spec(Path(recipe.target.path))
-        taps = recipe.extract.taps or default_taps(spec.num_layers, recipe.extract.num_taps)
+        taps = taps_of(recipe.extract, spec.num_layers)
     except UserError:
         return ()
     source = check_source(Path(recipe.drafter.warm_start))
-    return _warm_config(recipe, spec, taps, source)[1]
+    config, notes = _warm_config(recipe, spec, taps, source)
+    _require_mask_token(recipe, spec, config, used=())
+    return notes
+
+
+def _require_mask_token(
+    recipe: Recipe, spec: TargetSpec, config: DrafterConfig, used: Container[int]
+) -> None:
+    if not is_mask_token(config.mask_token_id, spec, used):
+        raise RecipeError(
+            f"drafter.warm_start: {recipe.drafter.warm_start} has the mask token "
+            f"{config.mask_token_id}, which occurs in this corpus or is a pad, begin or end "
+            "token of this target. Take those samples out, or leave warm_start out."
+        )
 
 
 def _warm_config(
