@@ -58,7 +58,7 @@ def make_run(
     """Write the corpus into a run directory; return what `extract.stage.run` takes.
 
     `isolate` is whether there are several workers, where it is not given: a process takes seconds
-    to begin. How full the disk of the tests is plays no part, unless `extract` has marks.
+    to begin.
     """
     run_dir = RunDir(root)
     run_dir.corpus.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def make_run(
             shard_bytes=shard_bytes,
             batch_tokens=batch_tokens,
             isolate=workers > 1 if isolate is None else isolate,
-            **{"high_mark": 0.999, "low_mark": 0.998, **extract},  # type: ignore[arg-type]
+            **extract,  # type: ignore[arg-type]
         ),
     )
     return recipe, run_dir

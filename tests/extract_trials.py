@@ -38,8 +38,10 @@ def events_of(run_dir: RunDir, kind: str) -> list[dict[str, Any]]:
 
 
 def journal_of(run_dir: RunDir) -> list[dict[str, Any]]:
-    """The journal's records."""
+    """The journal's records; none before there is one."""
     path = run_dir.features / "journal.jsonl"
+    if not path.exists():
+        return []
     return list(fold(path.read_bytes(), path).records)
 
 
@@ -91,8 +93,6 @@ def prepare_run(server: RunServer, target: Path, root: Path, *, samples: int) ->
             shard_bytes=16384,
             batch_tokens=256,
             isolate=False,
-            high_mark=0.99,
-            low_mark=0.98,
         ),
         drafter=DrafterRecipe(layers=1, block_size=4),
         train=TrainRecipe(anchors=4, batch_samples=4, evaluations=1, epochs=0.25),

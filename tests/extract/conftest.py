@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from extract_runs import make_samples
 from extract_trials import Prepared, prepare_run
+from paceline.types import Sample
 from run_server import RunServer
 from seaweed import Seaweed
 from tiny_models import tiny_model
@@ -17,6 +19,31 @@ from tiny_models import tiny_model
 def small_target(tmp_path_factory) -> Path:
     """Five layers, 32 wide: 192 bytes a token of two taps and last in bf16."""
     return tiny_model("llama", tmp_path_factory.mktemp("target") / "llama", layers=5, hidden=32)
+
+
+@pytest.fixture(scope="session")
+def target(small_target: Path) -> Path:
+    """The one that a module means that makes none of its own."""
+    return small_target
+
+
+@pytest.fixture
+def samples() -> list[Sample]:
+    """Forty, of 4 to 40 tokens."""
+    return make_samples(40)
+
+
+@pytest.fixture
+def bucket(s3: Seaweed, tmp_path: Path) -> Iterator[dict[str, object]]:
+    """What a recipe says of an object store of the test's own, with staging on its disk."""
+    with s3.credentials():
+        yield {
+            "store": s3.url(f"extract/{tmp_path.name}"),
+            "store_options": s3.options,
+            "staging": str(tmp_path / "staging"),
+            "high_mark": 0.99,
+            "low_mark": 0.98,
+        }
 
 
 @pytest.fixture(scope="session")

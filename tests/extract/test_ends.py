@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from extract_runs import make_run, make_sample, make_samples
 from extract_trials import events_of, journal_of, with_extract
@@ -18,20 +17,6 @@ from paceline.recipe.run_dir import RunDir
 from paceline.status import run_status
 from paceline.watch.events import EventWriter
 from paceline.watch.tail import last_events
-from tiny_models import tiny_model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return tiny_model("llama", tmp_path_factory.mktemp("target") / "llama", layers=5, hidden=32)
 
 
 def extract_status(root):
@@ -108,7 +93,7 @@ def test_a_bad_block_in_a_shard_that_is_looked_at_again_has_it_made_anew(
     stage.run(asked, run_dir)
     (run_dir.features / "manifest.json").unlink()
     # Beyond what every start reads in full.
-    monkeypatch.setattr("paceline.extract.destination._DEEP_BYTES", 0)
+    monkeypatch.setattr("paceline.extract.destination.DEEP_BYTES", 0)
     monkeypatch.setattr(LocalStore, "get_range", _with_bad_block("unit-000002.safetensors"))
     with pytest.MonkeyPatch.context() as patch:
         remade: list[str] = []
@@ -149,7 +134,7 @@ def test_a_torn_shard_that_no_record_knows_is_never_recorded_as_verified(
     data = bytearray(torn.read_bytes())
     data[-1] ^= 1
     torn.write_bytes(data)
-    monkeypatch.setattr("paceline.extract.destination._DEEP_BYTES", 0)
+    monkeypatch.setattr("paceline.extract.destination.DEEP_BYTES", 0)
     monkeypatch.setattr(making, "write_shard", _stopped)
     with pytest.raises(KeyboardInterrupt):
         stage.run(asked, run_dir)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from extract_trials import (
     times_recorded,
     with_extract,
 )
-from fault_proxy import fault_proxy
+from fault_proxy import answer, fault_proxy
 from frozen_mounts import frozen
 from paceline.cli.main import main
 from paceline.durable.errors import (
@@ -39,7 +40,7 @@ from paceline.durable.errors import (
 )
 from paceline.durable.journal import Journal
 from paceline.durable.staging import Staging, staging_root
-from paceline.extract import making, stage, watching, work
+from paceline.extract import ledger, making, stage, telling, watching, work
 from paceline.extract.ledger import verified_record
 from paceline.features.plan import Unit
 from paceline.features.reader import FeatureReader
@@ -54,16 +55,6 @@ from paceline.types import Split
 from run_server import wait_until
 from small_disks import small_disk
 from tiny_models import tiny_model
-
-
-@pytest.fixture
-def target(small_target):
-    return small_target
-
-
-@pytest.fixture
-def samples():
-    return make_samples(40)
 
 
 class Command(threading.Thread):
@@ -114,18 +105,23 @@ def said_by_status(run_dir, capsys):
 # Frozen storage
 
 
-def test_incident_storage_freezes(tmp_path, prepared, impatient, monkeypatch, capsys):
+@pytest.mark.parametrize("where", ["the store", "a link in the run"])
+def test_incident_storage_freezes(tmp_path, prepared, impatient, monkeypatch, capsys, where):
     """I/O neither fails nor returns: `status` soon names call, path, since when and state D."""
     place = tmp_path / "mount"
     place.mkdir()
-    run_dir, command = prepared.copy(tmp_path / "run", store=str(place))
+    is_link = where == "a link in the run"
+    run_dir, command = prepared.copy(tmp_path / "run", store="" if is_link else str(place))
+    if is_link:
+        run_dir.features.symlink_to(place)
+        monkeypatch.setattr("paceline.status._FOLDER_SECONDS", 0.5)
     original = work.Progress.add
     with ExitStack() as freeze:
 
         def freezing(self, index, times):
             original(self, index, times)
             if index == 5:
-                freeze.enter_context(frozen(next(place.iterdir())))
+                freeze.enter_context(frozen(place if is_link else next(place.iterdir())))
 
         monkeypatch.setattr(work.Progress, "add", freezing)
         running = Command(*command)
@@ -133,7 +129,7 @@ def test_incident_storage_freezes(tmp_path, prepared, impatient, monkeypatch, ca
         (told,) = events_of(run_dir, "stuck")
         assert told["worker"] is None
         assert told["worker_pid"] == os.getpid()
-        assert told["path"].startswith(str(place))
+        assert told["path"].startswith(str(run_dir.features if is_link else place))
         assert told["process_state"] == "D"
         running.wait_for(lambda: now(run_dir).stuck)
         code, said = said_by_status(run_dir, capsys)
@@ -170,6 +166,116 @@ def test_incident_storage_is_frozen_when_the_run_goes_on(
     running.join(30)
     assert running.code == 1
     assert main(command) == 0
+
+
+def test_incident_the_staging_is_frozen_when_the_run_goes_on(
+    tmp_path, prepared, impatient, s3, bucket, capsys
+):
+    """What an earlier start had staged is read before any worker begins: a call that hangs is told.
+
+    Once it answers again the work goes on, and what waits there is uploaded.
+    """
+    run_dir, command = prepared.copy(tmp_path / "run", **bucket)
+    with fault_proxy(s3.port, rule=refusing) as proxy:
+        place = f"extract.store_options.endpoint={proxy.endpoint}"
+        assert main([*command, "--set", place]) == 1
+    assert times_recorded(run_dir, "staged")
+    units = staging_root(Path(bucket["staging"]), run_dir.root) / "units"
+    with frozen(units):
+        running = Command(*command)
+        running.wait_for(lambda: events_of(run_dir, "stuck"))
+        (told,) = events_of(run_dir, "stuck")
+        assert told["worker"] is None
+        assert told["path"].startswith(bucket["staging"])
+        assert told["process_state"] == "D"
+        code, said = said_by_status(run_dir, capsys)
+        assert code == 0
+        assert f"{told['call']} {told['path']} has not returned for" in said
+    running.join(60)
+    assert running.code == 0
+    assert set(times_recorded(run_dir, "staged").values()) == {1}, "none was made again"
+
+
+def test_incident_the_target_freezes_under_a_worker(
+    tmp_path, prepared, small_target, impatient, monkeypatch, capsys
+):
+    """Weights lie on a mount too: who hangs in them is told by call and path."""
+    target = shutil.copytree(small_target, tmp_path / "target")
+    run_dir, command = prepared.copy(tmp_path / "run", isolate=True)
+    supervise = work.supervise
+    with ExitStack() as freeze:
+
+        def freezing(*given, **named):
+            freeze.enter_context(frozen(target))
+            return supervise(*given, **named)
+
+        monkeypatch.setattr(work, "supervise", freezing)
+        running = Command(*command, "--set", f"target.path={target}")
+        # On a busy machine the start of a process is told of as well.
+        running.wait_for(lambda: [e for e in events_of(run_dir, "stuck") if e["path"]])
+        (told,) = (e for e in events_of(run_dir, "stuck") if e["path"])
+        assert (told["worker"], told["call"]) == (0, "load target")
+        assert told["path"] == str(target)
+        assert told["process_state"] == "D"
+        code, said = said_by_status(run_dir, capsys)
+        assert code == 0
+        assert f"worker 0: load target {target} has not returned for" in said
+    running.join(60)
+    assert not running.is_alive()
+    monkeypatch.undo()
+    assert main(command) == 0
+
+
+@pytest.mark.parametrize("what", ["target", "corpus"])
+def test_incident_what_a_start_reads_first_is_frozen(
+    tmp_path, small_target, samples, impatient, what
+):
+    target = shutil.copytree(small_target, tmp_path / "target")
+    recipe, run_dir = make_run(tmp_path / "run", target, samples)
+    place, path = {"target": (target,) * 2, "corpus": (run_dir.corpus, run_dir.prepared)}[what]
+    with ThreadPoolExecutor(1) as pool:
+        with frozen(place):
+            running = pool.submit(stage.run, recipe, run_dir)
+            deadline = time.monotonic() + 30
+            while not events_of(run_dir, "stuck"):
+                assert not running.done()
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            (told,) = events_of(run_dir, "stuck")
+        running.exception(30)
+    assert (told["worker"], told["call"], told["path"]) == (None, f"read {what}", str(path))
+    assert told["process_state"] == "D"
+    stage.run(recipe, run_dir)
+    assert (run_dir.features / "manifest.json").exists()
+
+
+def test_incident_the_store_stalls_over_the_manifest(
+    tmp_path, target, samples, s3, bucket, impatient
+):
+    """The last calls are watched like the others, and a network that stalls has state S."""
+
+    def rule(request, forward):
+        if request.method == "PUT" and request.key.endswith("manifest.json"):
+            time.sleep(3)
+        return forward(request)
+
+    with fault_proxy(s3.port, rule=rule) as proxy:
+        options = {**bucket, "store_options": {**s3.options, "endpoint": proxy.endpoint}}
+        recipe, run_dir = make_run(tmp_path / "run", target, samples, **options)
+        report = stage.run(recipe, run_dir)
+    assert report.undone == ()
+    path = f"{report.numbers['store']}/manifest.json"
+    (told,) = (e for e in events_of(run_dir, "stuck") if e["path"] == path)
+    assert (told["worker"], told["call"], told["process_state"]) == (None, "put", "S")
+    (ended,) = (e for e in events_of(run_dir, "unstuck") if e["path"] == path)
+    assert ended["seconds"] >= 2.5
+
+
+def refusing(request, forward):
+    """No shard may be put."""
+    if request.method == "PUT" and "unit-" in request.key:
+        return answer(403, "Forbidden", b"<Error><Code>AccessDenied</Code></Error>")
+    return forward(request)
 
 
 def test_incident_storage_freezes_for_one_worker(tmp_path, prepared, monkeypatch, capsys):
@@ -225,6 +331,59 @@ def waits_in(pid, name):
 # Killed, moved, asked
 
 
+def test_incident_is_it_running_is_it_skipping(tmp_path, prepared, monkeypatch, capsys):
+    """Asked while a resume looks at what is there, and while it works, and after it was stopped."""
+    run_dir, command = prepared.copy(tmp_path / "run", shard_bytes=4096)
+    original = work.Progress.add
+
+    def stopping(self, index, times):
+        original(self, index, times)
+        if self.counts().done > 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(work.Progress, "add", stopping)
+    assert main(command) == 130
+    verified = len(times_recorded(run_dir, "verified"))
+    code, said = said_by_status(run_dir, capsys)
+    assert (code, "skipping" in said) == (1, False)
+
+    monkeypatch.setattr(work.Progress, "add", original)
+    monkeypatch.setattr(telling, "_EVERY", 0.0)
+    reached, go_on = threading.Event(), threading.Event()
+    judged, seen = ledger._Judge.unit, []
+
+    def waiting(self, unit):
+        seen.append(unit)
+        if len(seen) == verified:
+            reached.set()
+            assert go_on.wait(30)
+        return judged(self, unit)
+
+    monkeypatch.setattr(ledger._Judge, "unit", waiting)
+    running = Command(*command)
+    try:
+        running.wait_for(reached.is_set)
+        running.wait_for(lambda: now(run_dir).units_skipped > 0)
+        found = now(run_dir)
+        assert (found.state, found.workers) == ("skipping", ())
+        assert 0 < found.units_skipped == found.units_done < verified < found.units
+        counts = extraction(run_dir).counts
+        assert (counts.rate, counts.eta) == (None, None), "those of the last start"
+        code, said = said_by_status(run_dir, capsys)
+        told = rf"extract: skipping what is there and verified: \d+ of {found.units} shards so far"
+        assert code == 0
+        assert re.search(told, said)
+    finally:
+        go_on.set()
+    running.wait_for(lambda: now(run_dir).workers)
+    assert now(run_dir).state == ""
+    running.join(60)
+    assert running.code == 0
+    code, said = said_by_status(run_dir, capsys)
+    assert (code, "skipping" in said) == (0, False)
+    assert "samples were done by earlier runs" in said
+
+
 def test_incident_the_machine_is_killed_half_way_and_the_storage_moved(
     tmp_path, prepared, server, monkeypatch, capsys
 ):
@@ -258,7 +417,7 @@ def test_incident_the_machine_is_killed_half_way_and_the_storage_moved(
     done = extraction(moved).counts.done
     assert 0 < done < 60
 
-    monkeypatch.setattr(work, "boot_id", lambda: "that of a start since")
+    monkeypatch.setattr(telling, "boot_id", lambda: "that of a start since")
     assert main(["extract", "--run", str(moved.root), "--set", "extract.isolate=false"]) == 0
     first, *_ = (line for line in capsys.readouterr().err.splitlines() if " extract: " in line)
     assert f"The last run, process {pid} on " in first
@@ -359,19 +518,6 @@ def filled_after(monkeypatch, disk, *, shards):
 
 
 @pytest.fixture
-def bucket(s3, tmp_path):
-    """What a recipe says of an object store with staging on a disk of the test's."""
-    with s3.credentials():
-        yield {
-            "store": s3.url(f"incidents/{tmp_path.name}"),
-            "store_options": s3.options,
-            "staging": str(tmp_path / "staging"),
-            "high_mark": 0.99,
-            "low_mark": 0.98,
-        }
-
-
-@pytest.fixture
 def clean(tmp_path, target, samples):
     """The shards as they are without any incident, coded as in a bucket."""
     recipe, run_dir = make_run(tmp_path / "clean", target, samples, codec="planes")
@@ -386,17 +532,15 @@ def test_incident_stale_request_files_of_a_previous_run_in_shared_memory(
     caplog.set_level("INFO")
     place = Path(bucket["staging"])
     recipe, run_dir = make_run(tmp_path / "run", target, samples, **bucket)
-    (tmp_path / "dead").mkdir()
-    (tmp_path / "alive").mkdir()
     stale = {}
     live = Staging(place, tmp_path / "alive")
     for root in (tmp_path / "gone", tmp_path / "dead", tmp_path / "alive", run_dir.root):
-        folder = staging_root(place, root)
         if root != tmp_path / "alive":
             with closing(Staging(place, root)) as staging:
                 staging.path("unit-000000.safetensors").write_bytes(b"of another time")
-        stale[root.name] = folder / "units" / "unit-000000.safetensors"
+        stale[root.name] = staging_root(place, root) / "units" / "unit-000000.safetensors"
         stale[root.name].write_bytes(b"of another time")
+    shutil.rmtree(tmp_path / "gone")
     # A name of this plan, in this run's own folder, whole as a shard: and never recorded.
     (stale["run"].with_name("unit-000001.safetensors")).write_bytes(
         clean["unit-000002.safetensors"]
@@ -408,7 +552,8 @@ def test_incident_stale_request_files_of_a_previous_run_in_shared_memory(
     assert not stale["gone"].exists()
     assert "removed 1 staging folder of runs that are gone" in caplog.text
     assert stale["dead"].read_bytes() == b"of another time"
-    assert f"of the run {tmp_path / 'dead'}, which is not at work" in caplog.text
+    go_on = f"`paceline extract --run {tmp_path / 'dead'}` goes on with them"
+    assert f"of the run {tmp_path / 'dead'}, which is not at work; {go_on}" in caplog.text
     assert stale["alive"].read_bytes() == b"of another time"
     assert not staging_root(place, run_dir.root).exists()
     assert "removed unit-000001.safetensors: not recorded as waiting" in caplog.text
@@ -594,8 +739,8 @@ def test_incident_3_samples_failed_among_many_and_only_holes_show_it(
     assert report.numbers["samples"] == 57
     assert main(["verify", str(run_dir.root), "--ids", str(tmp_path / "ids")]) == 1
     told = capsys.readouterr().out
-    assert re.search(rf"units 5-6 +quarantined +2 samples  {ids[5]}, {ids[6]}", told)
-    assert re.search(rf"unit 40 +quarantined +1 sample  {ids[40]}", told)
+    assert re.search(rf"shards 5-6 +quarantined +2 samples  {ids[5]}, {ids[6]}", told)
+    assert re.search(rf"shard 40 +quarantined +1 sample  {ids[40]}", told)
     assert "unit-000040.safetensors failed 2 times" in told
     assert (tmp_path / "ids").read_text().split() == [ids[n] for n in lost]
     monkeypatch.undo()
@@ -607,7 +752,7 @@ def test_incident_3_samples_failed_among_many_and_only_holes_show_it(
     assert main(["verify", str(run_dir.root), "--deep"]) == 0
 
 
-def test_incident_a_sample_that_kills_its_worker(tmp_path, target, monkeypatch):
+def test_incident_a_sample_that_kills_its_worker(tmp_path, target, monkeypatch, capsys):
     """After two deaths it is set aside by name, and all others are made."""
     monkeypatch.setattr(work, "open_worker", open_poisoned)
     monkeypatch.setattr(work, "Policy", partial(Policy, backoff=0.05))
@@ -620,6 +765,14 @@ def test_incident_a_sample_that_kills_its_worker(tmp_path, target, monkeypatch):
     assert undone.startswith(f"{POISON} (1 sample) was set aside: worker 0 (process ")
     assert "was killed by SIGKILL" in undone
     assert report.numbers["deaths"] == 2
+    assert report.numbers["units_redone"] == 1
+    assert "1 shard redone" in report.lines[0]
+    assert "1 shard begun again after a worker's death or failure." in report.lines
+    (failed,) = events_of(run_dir, "failed")
+    assert failed["redone"] == {"after a death or failure": 1}
+    assert (
+        "extract: redone 1 shard: 1 after a death or failure" in said_by_status(run_dir, capsys)[1]
+    )
     assert set(times_recorded(run_dir, "verified")) == {
         f"unit-{n:06d}.safetensors" for n in range(12) if n != 3
     }

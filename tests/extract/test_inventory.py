@@ -46,8 +46,7 @@ def mend(made):
     papers = read_papers(subject)
     found = look(subject, papers, deep=False)
     before = take_inventory(subject, papers, found, is_deep=False)
-    problem = next((p for p in before.problems if p != papers.journal_problem), "")
-    return repair(subject, papers, found, manifest_problem=problem)
+    return repair(subject, papers, found, publish=not before.is_published)
 
 
 def test_a_finished_extraction_is_whole(made):
@@ -243,11 +242,17 @@ def test_a_manifest_is_published_anew_as_it_was(made, spoil):
     assert inventory(made)[1].is_whole
 
 
-def test_a_manifest_that_was_never_published_is_no_problem_until_all_is_verified(made):
+def test_a_manifest_that_was_never_published_is_no_problem(made):
     made.write([0, 1])
     assert inventory(made)[1].problems == ()
     made.write(range(2, len(made.world.units)))
-    assert "not published yet" in inventory(made)[1].problems[0]
+    _, found = inventory(made)
+    assert (found.problems, found.is_whole) == ((), True)
+    assert (found.is_published, found.is_finished) == (False, False)
+    (line,) = mend(made)
+    assert "published anew" in line
+    _, found = inventory(made)
+    assert (found.is_published, found.is_finished) == (True, False)
 
 
 def test_no_manifest_is_published_while_a_unit_is_missing(made):
@@ -308,7 +313,7 @@ def test_a_crash_while_it_is_mended_leaves_the_old_journal_or_the_new_one(made, 
             kept.unlink()
         fs = CrashFs(made.run_dir.features, crash_after=step)
         with suppress(Crashed):
-            repair(subject, papers, found, manifest_problem="", fs=fs)
+            repair(subject, papers, found, publish=False, fs=fs)
         after = fs.disk(keep)
         journal = after[JOURNAL]
         others = [data for name, data in after.items() if name.startswith("journal.damaged-")]
@@ -334,7 +339,7 @@ def test_a_disk_that_refuses_while_it_is_mended_leaves_one_of_the_two(made, fore
         made.journal.write_bytes(damaged)
         fs = FaultyFs(REAL_FS, fail_at=step, error=ENOSPC, forever=forever)
         try:
-            repair(subject, papers, found, manifest_problem="", fs=fs)
+            repair(subject, papers, found, publish=False, fs=fs)
         except OSError:
             if made.journal.read_bytes() != damaged:
                 assert len(fold(made.journal.read_bytes(), made.journal).records) == 4

@@ -12,7 +12,7 @@ from paceline.durable.errors import DataError
 from paceline.durable.journal import Journal
 from paceline.durable.store import MemoryStore, Stat
 from paceline.extract import ledger
-from paceline.extract.ledger import is_intact, record_verified, recorded, survey
+from paceline.extract.ledger import is_intact, recorded, survey, verified_record
 from paceline.features.header import read_header
 from paceline.features.manifest import Manifest, UnitEntry
 from paceline.types import LayerConvention
@@ -271,7 +271,7 @@ def test_failures_are_remembered_until_the_unit_is_verified(world, stats):
 
 def test_a_record_is_what_the_survey_reads(world, stats, tmp_path):
     with Journal(tmp_path / "journal.jsonl") as journal:
-        record_verified(journal, world.units[0], stats[0], FINGERPRINT)
+        journal.append(verified_record(world.units[0], stats[0], FINGERPRINT))
         assert recorded(journal.records, FINGERPRINT).verified == {world.units[0].key: stats[0]}
 
 

@@ -16,17 +16,13 @@ from extract_trials import (
     times_recorded,
     with_extract,
 )
+from paceline.cli.main import main
 from paceline.durable.errors import Interrupted, UserError
 from paceline.durable.store import LocalStore
 from paceline.extract import stage, work
 from paceline.extract.sharing import KEY
 from paceline.features.reader import FeatureReader
 from paceline.status import run_status
-
-
-@pytest.fixture
-def target(small_target):
-    return small_target
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -135,13 +131,60 @@ def test_more_machines_than_shards(tmp_path, target, place):
     assert reports[1].numbers["manifest"] == reports[2].numbers["manifest"]
 
 
-def test_a_part_that_is_done_is_told_as_such_and_not_as_dead(tmp_path, target, place):
+def test_a_part_that_is_done_is_told_as_such_and_not_as_dead(tmp_path, target, place, capsys):
     (recipe, run_dir), _ = machines(tmp_path, target, 2, place)
     stage.run(recipe, run_dir, shard="1/2")
-    status = next(s for s in run_status(run_dir.root).stages if s.name == "extract")
-    assert status.state == "interrupted"
+    found = run_status(run_dir.root)
+    status = next(s for s in found.stages if s.name == "extract")
+    assert (found.state, status.state) == ("part done", "part done")
     assert status.detail.startswith("part 1/2 is done; ")
     assert status.counts.done == status.counts.total
+    assert found.command == f"paceline extract --shard 1/2 --run {run_dir.root}"
+    capsys.readouterr()
+    assert main(["status", str(run_dir.root)]) == 0
+    out = capsys.readouterr().out
+    assert "part done" in out.splitlines()[0]
+    assert f"`{found.command}` takes the whole over" in out
+    assert main(["verify", str(run_dir.root)]) == 1
+    out = capsys.readouterr().out
+    assert f"`{found.command}` makes what is missing, bad or quarantined of part 1/2" in out
+    assert main(["report", str(run_dir.root)]) == 0
+    assert "other machines do the rest of extract." in run_dir.report.read_text()
+    capsys.readouterr()
+    assert main(["stop", str(run_dir.root)]) == 0
+    assert capsys.readouterr().out.endswith(f"Go on with: {found.command}\n")
+
+
+def test_on_a_machine_that_lacks_the_manifest_alone_all_is_verified(
+    tmp_path, target, place, capsys
+):
+    (recipe, run_dir), other = machines(tmp_path, target, 2, place)
+    stage.run(recipe, run_dir, shard="1/2")
+    stage.run(*other, shard="2/2")
+    capsys.readouterr()
+    assert main(["verify", str(run_dir.root)]) == 0
+    out = capsys.readouterr().out
+    assert "All is verified." in out
+    command = f"paceline extract --shard 1/2 --run {run_dir.root}"
+    assert f"`{command}` takes over the one that another machine has published" in out
+    stage.run(recipe, run_dir, shard="1/2")
+    assert main(["verify", str(run_dir.root)]) == 0
+    assert "not here yet" not in capsys.readouterr().out
+    assert run_status(run_dir.root).part == ""
+
+
+def test_a_part_is_known_from_the_first_event_on(tmp_path, target, place, monkeypatch):
+    """Who is killed while it looks at what is there goes on with its part alone."""
+    (recipe, run_dir), _ = machines(tmp_path, target, 2, place)
+
+    def dies(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "open_rows", dies)
+        with pytest.raises(KeyboardInterrupt):
+            stage.run(recipe, run_dir, shard="1/2")
+    assert run_status(run_dir.root).part == "1/2"
 
 
 def test_a_machine_that_is_killed_leaves_its_part_to_be_done_by_whoever_comes(
@@ -183,6 +226,7 @@ def test_a_machine_of_other_code_is_refused_unless_that_is_accepted(
     assert "manifest" in report.numbers
     # What was accepted holds for all: the first machine is now the other one.
     monkeypatch.undo()
+    store_of(one, first).delete(["unit-000000.safetensors"])
     with pytest.raises(UserError, match=r"torch 0\.0\.1 there"):
         stage.run(one, first, shard="1/2")
 

@@ -1,6 +1,7 @@
 """An extraction into a bucket: what is there proves itself, whatever was lost on the way here."""
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from extract_runs import contents, make_run, make_samples
+from extract_runs import contents, make_run, make_sample
 from extract_trials import (
     bucket_of,
     events_of,
@@ -22,9 +23,13 @@ from extract_trials import (
 )
 from fault_proxy import fault_proxy, lose_answer
 from paceline.cli.main import main
-from paceline.durable.errors import StoreFailed
+from paceline.durable.errors import StoreFailed, UserError
+from paceline.durable.object_store import PART_SIZE, ObjectStore
+from paceline.durable.s3_admin import multipart_uploads
 from paceline.durable.staging import staging_root
-from paceline.extract import stage
+from paceline.extract import sharing, stage
+from paceline.extract.slices import ALL
+from paceline.extract.software import software
 from paceline.features.reader import FeatureReader
 from paceline.features.shard import Shard, write_shard
 from paceline.recipe.extract_inputs import resolved_codec
@@ -34,29 +39,23 @@ from paceline.recipe.write import adopt_recipe, write_recipe
 from paceline.types import Features
 from run_server import wait_until
 from seaweed import READER
+from tiny_models import tiny_model
 from training_runs import last_weights
 
 
-@pytest.fixture
-def target(small_target):
-    return small_target
+def bucket_of_owner(store, s3):
+    """The same, asked without the proxy that is gone by now."""
+    return ObjectStore(store.url, s3.options)
 
 
-@pytest.fixture
-def samples():
-    return make_samples(40)
-
-
-@pytest.fixture
-def bucket(s3, tmp_path):
-    with s3.credentials():
-        yield {
-            "store": s3.url(f"places/{tmp_path.name}"),
-            "store_options": s3.options,
-            "staging": str(tmp_path / "staging"),
-            "high_mark": 0.99,
-            "low_mark": 0.98,
-        }
+def run_without_rights(s3, recipe, run_dir):
+    """As if the right to write were lost on the way: who never had it makes nothing at all."""
+    for _ in range(2):
+        assert not times_recorded(run_dir, "staged")
+        with s3.credentials(READER), pytest.raises(StoreFailed, match="403") as refused:
+            stage.run(recipe, run_dir)
+        assert refused.value.exit_code == 1
+        sharing.join(bucket_of(recipe, run_dir), software(recipe.target), ALL, accept_code=False)
 
 
 def spoil(store, kind, key, scratch):
@@ -121,6 +120,33 @@ def test_t_43_in_a_bucket_what_is_not_proven_is_redone_and_reported(
     assert report.numbers["units_of_earlier_runs"] == report.numbers["units"] - len(keys)
     assert report.numbers["units_redone"] == len(reasons)
     assert stage.run(recipe, run_dir).skipped
+
+
+def test_a_sample_larger_than_a_shard_is_uploaded_in_parts(tmp_path, s3, bucket):
+    """It is a unit of its own, and larger than one request may be."""
+    target = tiny_model(
+        "llama", tmp_path / "target", layers=5, hidden=1024, max_position_embeddings=2048
+    )
+    long = make_sample(1, PART_SIZE // (3 * 1024 * 2) + 200)
+    samples = [make_sample(0, 20), long, make_sample(2, 30)]
+    with fault_proxy(s3.port) as proxy:
+        options = {"store_options": {**s3.options, "endpoint": proxy.endpoint}, "codec": "none"}
+        recipe, run_dir = make_run(
+            tmp_path / "run", target, samples, shard_bytes=1 << 20, **{**bucket, **options}
+        )
+        report = stage.run(recipe, run_dir)
+        sent = {r.key.rpartition("/")[2] for r in proxy.seen if r.is_part}
+    assert report.numbers["units"] == 3
+    store = bucket_of(recipe, run_dir)
+    there = {found.key: found.size for found in bucket_of_owner(store, s3).list("unit-")}
+    assert {key for key, size in there.items() if size > PART_SIZE} == sent
+    assert len(sent) == 1
+    assert multipart_uploads(bucket_of_owner(store, s3)) == []
+    recipe, alone = make_run(tmp_path / "alone", target, samples, shard_bytes=1 << 20, codec="none")
+    stage.run(recipe, alone)
+    assert objects(bucket_of_owner(store, s3)) == {
+        key: data for key, data in contents(alone.features).items() if "unit" in key
+    }
 
 
 def test_a_lost_run_directory_costs_nothing_but_a_look_at_the_headers(
@@ -229,9 +255,7 @@ def test_a_bucket_that_refuses_keeps_what_is_made_for_the_next_start(
 ):
     """Shared memory is empty after a reboot: then it is made again."""
     recipe, run_dir = make_run(tmp_path / "run", target, samples, **bucket)
-    with s3.credentials(READER), pytest.raises(StoreFailed, match="403") as refused:
-        stage.run(recipe, run_dir)
-    assert refused.value.exit_code == 1
+    run_without_rights(s3, recipe, run_dir)
     staged = times_recorded(run_dir, "staged")
     assert staged
     assert not times_recorded(run_dir, "verified")
@@ -248,14 +272,42 @@ def test_a_run_that_was_moved_leaves_no_staging_behind(tmp_path, target, samples
     """The folder's name follows from the run's path: what lies under the old one is removed."""
     recipe, run_dir = make_run(tmp_path / "run", target, samples, **bucket)
     recipe = with_extract(recipe, staging=str(run_dir.staging))
-    with s3.credentials(READER), pytest.raises(StoreFailed):
-        stage.run(recipe, run_dir)
+    run_without_rights(s3, recipe, run_dir)
     assert list(run_dir.staging.rglob("*.safetensors"))
     moved = RunDir(tmp_path / "moved")
     run_dir.root.rename(moved.root)
     # Elsewhere this time: the run's own place is only the fallback.
     assert "manifest" in stage.run(with_extract(recipe, **bucket), moved).numbers
     assert not moved.staging.exists() or not list(moved.staging.iterdir())
+
+
+def test_another_store_is_refused_unless_the_shards_are_there(tmp_path, target, samples, bucket):
+    """Nothing is gone, and a week of work is not begun again for a changed word."""
+    recipe, run_dir = make_run(tmp_path / "run", target, samples)
+    stage.run(recipe, run_dir)
+    before = contents(run_dir.features)
+    for place in ({"store": str(tmp_path / "other")}, bucket):
+        moved = with_extract(recipe, codec="none", **place)
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"29 shards .* are in .*run/features, and not in"):
+                stage.run(moved, run_dir)
+    assert {k: v for k, v in contents(run_dir.features).items() if "unit" in k} == {
+        k: v for k, v in before.items() if "unit" in k
+    }
+    assert stage.run(recipe, run_dir).numbers["units_redone"] == 0
+    # The run's own folder is where the run is.
+    elsewhere = RunDir(tmp_path / "elsewhere")
+    shutil.copytree(run_dir.root, elsewhere.root)
+    (elsewhere.features / "unit-000003.safetensors").unlink()
+    assert stage.run(recipe, elsewhere).numbers["units_redone"] == 1
+    moved = with_extract(recipe, store=str(tmp_path / "other"))
+    fingerprint = json.loads((run_dir.features / "extract.stage.json").read_bytes())["fingerprint"]
+    copy = tmp_path / "other" / fingerprint
+    copy.mkdir(parents=True)
+    for path in run_dir.features.glob("unit-*"):
+        shutil.copy(path, copy)
+    report = stage.run(moved, run_dir)
+    assert report.numbers["units_of_earlier_runs"] == report.numbers["units"] == 29
 
 
 def test_what_a_killed_run_left_half_written_in_another_folder_is_removed(

@@ -1,22 +1,24 @@
 """What the progress of an extraction counts, and how much time it says is left."""
 
+import re
 import time
 
 import numpy as np
 import pytest
 
 from paceline.durable.depot import DepotMeters
+from paceline.durable.errors import Interrupted
 from paceline.durable.stalls import Wait
 from paceline.extract.job import UnitTimes
 from paceline.extract.progress import Progress
 from paceline.features.plan import Unit
-from paceline.flow.units import Snapshot
+from paceline.flow.units import Snapshot, WorkerView
 from paceline.watch.events import EventWriter
 
 UNITS = [
     Unit(index, 2 * index, 2 * index + 2, ((2 * index, 2 * index + 1),)) for index in range(20)
 ]
-TIMES = UnitTimes(timed_tokens=200, seconds=1.0, warmed=0, warm_up_seconds=0.0, copies=1)
+TIMES = UnitTimes(samples=2, timed_tokens=200, seconds=1.0, warmed=0, warm_up_seconds=0.0, copies=1)
 
 
 @pytest.fixture
@@ -92,3 +94,79 @@ def test_what_hangs_stands_beside_the_progress_for_as_long_as_it_does(progress):
     assert progress._note() == "worker 0: sync /data/unit has not returned for 01:05"
     progress.returned(fields)
     assert progress._note() == "waiting: no room"
+
+
+def test_the_plain_line_has_the_rate_of_the_workers_and_not_that_of_their_loading(progress, caplog):
+    caplog.set_level("INFO")
+    progress._terminal._last_line -= 60.0
+    progress._terminal._start -= 60.0
+    progress.add(2, TIMES)
+    assert caplog.messages == [
+        "extract: 600 of 4,000 tokens (15 %), 400 tokens/s, 00:08 left",
+    ]
+
+
+def test_before_anything_was_timed_no_rate_is_made_up(progress, caplog):
+    caplog.set_level("INFO")
+    progress._terminal._last_line -= 60.0
+    progress.add(2, None)
+    assert caplog.messages == ["extract: 600 of 4,000 tokens (15 %)"]
+
+
+def test_what_ends_early_says_how_it_stands(progress, caplog):
+    """The last line of a night that was stopped: what is done, how fast, what is left."""
+    caplog.set_level("INFO")
+
+    def stopped() -> None:
+        with progress.shown():
+            progress.add(2, TIMES)
+            raise Interrupted("stopped")
+
+    with pytest.raises(Interrupted):
+        stopped()
+    assert re.fullmatch(
+        r"extract: skipped 4 verified, 2 new, 0 errors, 4\.00 samples/s, 400 tokens/s, "
+        r"00:08 left, [\d.]+ .B free",
+        caplog.messages[-1],
+    )
+
+
+def test_what_is_made_again_after_a_death_stands_beside_what_proved_nothing(tmp_path):
+    with EventWriter(tmp_path, "extract") as events:
+        progress = Progress(
+            events,
+            UNITS,
+            np.full(40, 100, dtype=np.int32),
+            skipped=set(),
+            redone={"torn or damaged": 1},
+            workers=2,
+            place=tmp_path,
+        )
+    assert progress.line().startswith("skipped 0 verified, 0 new, 0 errors, 1 shard redone")
+    progress.tick(Snapshot((), meters({}), redone=2))
+    counts = progress.counts()
+    assert counts.redone == {"torn or damaged": 1, "after a death or failure": 2}
+    assert (counts.unit, counts.redone_unit) == ("samples", "shards")
+    assert progress.line().startswith("skipped 0 verified, 0 new, 0 errors, 3 shards redone")
+
+
+def test_workers_that_gave_up_bring_nothing_to_the_rate(progress):
+    """Two were to run; of four that were seen, two have a process."""
+
+    def views(*pids):
+        return tuple(
+            WorkerView(number, pid, None, "capturing" if pid else "gave up", None, 0.0)
+            for number, pid in enumerate(pids)
+        )
+
+    progress.add(2, TIMES)
+    assert (progress.tokens_per_s, progress.samples_per_s) == (400.0, 4.0)
+    progress.tick(Snapshot(views(11, 12, 13, 14), meters({})))
+    assert (progress.tokens_per_s, progress.samples_per_s) == (800.0, 8.0)
+    progress.tick(Snapshot(views(11, None, None, 14), meters({})))
+    assert progress.counts().rate == 400.0
+    assert progress.counts().eta == 17 * 200 / 400
+    progress.tick(Snapshot(views(None, None, None, 14), meters({})))
+    assert progress.counts().rate == 200.0
+    progress.tick(Snapshot((), meters({})))
+    assert progress.counts().rate == 200.0, "at the end there are none, and it was so"

@@ -74,13 +74,35 @@ def test_what_survived_and_how_long_the_rest_takes(tmp_path, session):
     lines = report([session], tmp_path, now=time.time() + 7200).lines
     assert "74 of 400 shards, verified: 18,421 samples, 4.61 GB." in lines[1]
     assert lines[2].startswith("3 shards more (190.00 MB) had been made")
-    assert lines[3] == "900,000 tokens are left: 6 min 00 s at its last 2,500 tokens/s."
+    assert lines[-1] == "900,000 tokens are left: 6 min 00 s at its last 2,500 tokens/s."
     assert "last heard of 2 h 00 min ago." in lines[0]
 
 
 def test_nothing_survived(tmp_path, session):
     nothing = Standing(units=0, units_total=9, samples=0, bytes=0, tokens=0, tokens_total=10)
-    assert report([session], tmp_path, nothing).lines[1:] == ("None of its 9 shards is verified.",)
+    records = [session, end_record("failed", "x")]
+    assert report(records, tmp_path, nothing).lines[1:] == (
+        "None of its 9 shards is verified.",
+        "10 tokens are left; no event tells how fast they go.",
+    )
+
+
+def test_a_run_that_was_killed_before_it_made_anything_leaves_the_rate_of_the_one_before(
+    tmp_path, session
+):
+    emit(tmp_path, "start", "progress", rate=2500.0)
+    emit(tmp_path, "start", rate=None)
+    later = {**session, "at": time.time() + 100, "pid": 1}
+    lines = report([session, later], tmp_path).lines
+    assert lines[-1] == (
+        "900,000 tokens are left: 6 min 00 s at the 2,500 tokens/s of a run before it."
+    )
+
+
+def test_who_may_have_killed_it_is_where_to_look(tmp_path, session):
+    assert any("journalctl -k" in line for line in report([session], tmp_path).lines)
+    stopped = [session, end_record("interrupted", "SIGTERM")]
+    assert not any("journalctl" in line for line in report(stopped, tmp_path).lines)
 
 
 def test_a_signal_is_a_clean_end_and_told(tmp_path, session):

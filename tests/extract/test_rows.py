@@ -34,9 +34,10 @@ def same(one, other):
     assert list(one.sample_ids) == list(other.sample_ids)
     for name in ("lengths", "loss_tokens", "positions"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
-    assert (one.heldout, one.without_loss, one.digest) == (
+    assert (one.heldout, one.without_loss, one.read, one.digest) == (
         other.heldout,
         other.without_loss,
+        other.read,
         other.digest,
     )
 
@@ -65,6 +66,7 @@ def test_ids_counts_and_positions_are_those_of_the_file(corpus, samples, monkeyp
     assert rows.lengths.tolist() == [len(s.input_ids) for s in wanted]
     assert rows.loss_tokens.tolist() == [s.num_loss_tokens for s in wanted]
     assert (rows.heldout, rows.without_loss, len(rows)) == (1, 1, len(wanted))
+    assert rows.read == len(samples)
     assert rows.tokens == sum(len(s.input_ids) for s in wanted)
     assert read_rows(corpus, rows.positions.tolist()) == wanted
     assert [t.input_ids for t in read_tokens(corpus, rows.positions[3:5].tolist())] == [

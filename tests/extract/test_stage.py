@@ -22,25 +22,6 @@ from paceline.target.load import load_target
 from paceline.types import Features, Split
 from paceline.types.sample import batch_of
 from paceline.watch.words import bytes_text
-from tiny_models import tiny_model
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return tiny_model("llama", tmp_path_factory.mktemp("target") / "llama", layers=5, hidden=32)
-
-
-@pytest.fixture
-def samples():
-    return make_samples(40)
 
 
 def events(run_dir, kind):
@@ -226,7 +207,7 @@ def test_files_of_no_plan_are_kept_and_told(tmp_path, target, samples):
     foreign.write_bytes(b"mine")
     report = stage.run(recipe, run_dir)
     assert foreign.read_bytes() == b"mine"
-    assert "1 file of no unit of this plan, unit-999999.safetensors first; kept." in report.lines
+    assert "1 file of no shard of this plan, unit-999999.safetensors first; kept." in report.lines
 
 
 RUN = """

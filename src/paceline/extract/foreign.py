@@ -63,8 +63,8 @@ def import_features(recipe: Recipe, run_dir: RunDir, request: ImportRequest) -> 
     TargetError where its states are not what they are said to be, naming what they are; and what
     `stage.run` raises for the recipe, the corpus and the store.
     """
-    setting, record, to = open_setting(recipe, run_dir)
     watch = IoWatch()
+    setting, record, to = open_setting(recipe, run_dir, watch=watch)
     if is_complete(setting, record, to, watch):
         return Report(
             stage=_ROLE,
@@ -107,6 +107,7 @@ class _Import:
             vocab_size=setting.spec.vocab_size,
             max_position=setting.spec.max_position,
             index=setting.run_dir.features / INDEX_NAME,
+            watch=self.watch,
         )
         units = setting.layout.units(rows, setting.recipe.extract.batch_tokens)
         index = TokenIndex(rows, setting.source)
@@ -124,6 +125,7 @@ class _Import:
             rows,
             self.record.fingerprint,
             source=setting.source,
+            is_shared=not self.to.is_own,
             deep_bytes=self.to.deep_bytes,
         )
         todo: dict[int, list[int]] = {}
@@ -136,7 +138,7 @@ class _Import:
         if todo:
             lines = self._check(rows, units, todo, check)
             self.record.begin()
-            plan = Plan(rows, units, todo, before.done, before.adopted)
+            plan = Plan(rows, units, todo, before.done, before.adopted, before.bad)
             result = import_units(
                 self.setting,
                 self.to,

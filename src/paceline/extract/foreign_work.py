@@ -2,27 +2,29 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from paceline.durable.code import source_hash
 from paceline.durable.iowatch import IoWatch
 from paceline.durable.journal import Journal
 from paceline.durable.session import session_record
 from paceline.durable.store import Stat
+from paceline.durable.watched_store import WatchedStore
 from paceline.extract.destination import Destination, open_depot
 from paceline.extract.foreign_files import Cache
 from paceline.extract.foreign_layers import Meaning, Selection
 from paceline.extract.foreign_maker import ForeignJob, ForeignUnit, open_foreign_maker
-from paceline.extract.ledger import verified_record
+from paceline.extract.ledger import unit_judge, verified_record
+from paceline.extract.moved import STORE
 from paceline.extract.rows import Rows
 from paceline.extract.setting import Setting, tokens_of
 from paceline.extract.software import IMPORTED, software
 from paceline.extract.stage import end_noted
-from paceline.extract.watching import event_fields
+from paceline.extract.watching import tell_event
 from paceline.features.plan import Unit
 from paceline.flow.supervisor import supervise
 from paceline.flow.units import Made, Policy, Task
@@ -49,6 +51,9 @@ class Plan:
 
     adopted: Mapping[int, Stat]
     """Of those, the ones that no record knows."""
+
+    bad: AbstractSet[str]
+    """Keys under which there is something that is not the unit."""
 
 
 @dataclass
@@ -88,7 +93,7 @@ def import_units(
     """
     recipe = setting.recipe
     running = software(recipe.target) | {IMPORTED: f"imported from {cache.tool}"}
-    journal.append(session_record(journal.records, running))
+    journal.append({**session_record(journal.records, running), STORE: to.url})
     job = ForeignJob(
         corpus=setting.source,
         fingerprint=fingerprint,
@@ -109,7 +114,7 @@ def import_units(
     tasks = [_task(setting, cache, plan, index) for index in plan.files]
     units = {unit.key: unit for unit in plan.units}
     result = Imported()
-    with end_noted(journal):
+    with end_noted(journal, watch, events):
         for index, stat in plan.adopted.items():
             journal.append(verified_record(plan.units[index], stat, fingerprint))
         with (
@@ -121,24 +126,35 @@ def import_units(
                 journal,
                 fingerprint,
                 samples=lambda key: units[key].stop - units[key].start,
+                judge=unit_judge(
+                    WatchedStore(to.store, watch),
+                    plan.units,
+                    plan.rows,
+                    fingerprint,
+                    source=setting.source,
+                    bad=plan.bad,
+                ),
                 bounds=[task.num_bytes for task in tasks],
+                largest=max(task.num_bytes for task in tasks),
                 workers=setting.workers,
                 watch=watch,
+                events=events,
                 waker=waker,
             ) as (depot, _),
-            _Progress(events, plan, tasks) as progress,
         ):
-            outcome = supervise(
-                open_foreign_maker,
-                job,
-                tasks,
-                depot,
-                policy=policy,
-                on_verified=progress.on_verified(result.stats),
-                on_event=progress.on_event,
-                watch=watch,
-                waker=waker,
-            )
+            progress = _Progress(events, plan, tasks)
+            with progress.terminal:
+                outcome = supervise(
+                    open_foreign_maker,
+                    job,
+                    tasks,
+                    depot,
+                    policy=policy,
+                    on_verified=progress.on_verified(result.stats),
+                    on_event=progress.on_event,
+                    watch=watch,
+                    waker=waker,
+                )
     result.counts = progress.counts
     for key, reason in outcome.quarantined.items():
         blamed = _blamed(cache, plan.files[units[key].index], reason)
@@ -170,7 +186,7 @@ def _blamed(cache: Cache, files: Sequence[int], reason: str) -> int | None:
 
 
 class _Progress:
-    """Tells of imported units, in the terminal and as events."""
+    """Tells of imported units, as events and in `terminal`."""
 
     def __init__(self, events: EventWriter, plan: Plan, tasks: Sequence[Task]) -> None:
         self._events = events
@@ -188,7 +204,7 @@ class _Progress:
             tokens_total=plan.rows.tokens,
         )
         total = tokens + sum(task.tokens for task in tasks)
-        self._terminal = TokenProgress("import", total, done=tokens)
+        self.terminal = TokenProgress("import", total, done=tokens)
         events.emit("start", self.counts, units=len(plan.units), units_done=len(before))
 
     def on_verified(self, stats: dict[int, Stat]) -> Callable[[Task, Made | None, Stat], None]:
@@ -203,34 +219,12 @@ class _Progress:
                 tokens=counts.tokens + task.tokens,
             )
             self._events.emit("progress", self.counts)
-            self._terminal.update(self.counts.tokens)
+            self.terminal.update(self.counts.tokens)
 
         return on_verified
 
-    def on_event(self, kind: Any, fields: dict[str, Any]) -> None:
+    def on_event(self, kind: str, fields: dict[str, Any]) -> None:
         """What `supervise` calls, from any thread."""
-        self._events.emit(kind, **event_fields(fields))
-        match kind:
-            case "waiting":
-                _LOG.warning("import: waiting: %s", fields["reason"])
-            case "going_on":
-                _LOG.info("import: going on after %.0f s", fields["seconds"])
-            case "stuck":
-                _LOG.warning(
-                    "import: %s %s has not returned for %.0f s",
-                    *(fields["call"], fields["path"], fields["seconds"]),
-                )
-            case "quarantined":
-                _LOG.error("import: %s is left out: %s", fields["key"], fields["reason"])
-
-    def __enter__(self) -> Self:
-        self._terminal.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._terminal.__exit__(kind, error, trace)
+        tell_event(self._events, "import", kind, fields)
+        if kind == "quarantined":
+            _LOG.error("import: %s is left out: %s", fields["key"], fields["reason"])

@@ -98,6 +98,13 @@ class Inventory:
     problems: tuple[str, ...]
     """What is wrong beside the units: the journal, the manifest."""
 
+    is_published: bool
+    """Whether the manifest is here. Several machines share a store: whoever completes the last
+    shard publishes it there, and the others take it over."""
+
+    is_finished: bool
+    """Whether the extraction has come to its end, and all that its manifest lists is verified."""
+
     @property
     def is_whole(self) -> bool:
         """Whether all is verified, and nothing is wrong."""
@@ -214,6 +221,7 @@ def look(subject: Subject, papers: Papers, *, deep: bool) -> Survey:
         subject.rows,
         subject.fingerprint,
         source=subject.source,
+        is_shared=not subject.to.is_own,
         deep=deep,
     )
 
@@ -229,7 +237,9 @@ def take_inventory(subject: Subject, papers: Papers, found: Survey, *, is_deep: 
         for unit in subject.units
         if unit.index not in found.done and (reasons := papers.said.failed.get(unit.key))
     )
-    manifest_problem = papers.manifest_problem or _disagreement(subject, papers, found)
+    manifest = papers.manifest
+    manifest_problem = papers.manifest_problem or _disagreement(subject, manifest, found)
+    is_ended = subject.record.outputs is not None and not manifest_problem
     return Inventory(
         fingerprint=subject.fingerprint,
         store=subject.to.store.url,
@@ -246,6 +256,8 @@ def take_inventory(subject: Subject, papers: Papers, found: Survey, *, is_deep: 
         failed=failed,
         foreign=found.foreign,
         problems=tuple(filter(None, (papers.journal_problem, manifest_problem))),
+        is_published=manifest is not None and not manifest_problem,
+        is_finished=is_ended and manifest is not None and len(found.done) >= len(manifest.units),
     )
 
 
@@ -281,14 +293,12 @@ def _records_of(manifest: Manifest, units: Sequence[Unit]) -> Iterator[dict[str,
             yield verified_record(by_key[entry.key], stat, manifest.fingerprint)
 
 
-def _disagreement(subject: Subject, papers: Papers, found: Survey) -> str:
-    """Where all units are verified: what is wrong with a manifest that can be read, or is none."""
-    if len(found.done) < len(subject.units):
+def _disagreement(subject: Subject, manifest: Manifest | None, found: Survey) -> str:
+    """Where all units are verified: what is wrong with a manifest that can be read."""
+    if manifest is None or len(found.done) < len(subject.units):
         return ""
     path = subject.run_dir.features / manifests.FILE_NAME
-    if papers.manifest is None:
-        return f"{path}: not published yet, though every shard is verified."
-    listed = {e.key: (e.size, e.crc64) for e in papers.manifest.units}
+    listed = {e.key: (e.size, e.crc64) for e in manifest.units}
     proven = {u.key: found.done[u.index] for u in subject.units}
     if listed != {key: (stat.size, crc64_hex(stat.crc64)) for key, stat in proven.items()}:
         return f"{path}: lists other shards than those that are there and verified."

@@ -101,6 +101,9 @@ class UnitWork:
 class UnitTimes:
     """What a unit took; the answer's `info`."""
 
+    samples: int
+    """Samples that were captured, counted as their states came from the target."""
+
     timed_tokens: int
     """Tokens that count for the rate: all but those of forward passes that warmed up."""
 

@@ -1,8 +1,8 @@
 """Which units are done: what the journal says of them, and what the store proves."""
 
 import errno
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from paceline.durable.checksum import crc64, crc64_hex
+from paceline.durable.depot import Judge
 from paceline.durable.errors import DataError, ShardDamaged
-from paceline.durable.journal import Journal
+from paceline.durable.limit import mapped
 from paceline.durable.store import Stat, Store
 from paceline.durable.unit_records import staged_units
 from paceline.extract.rows import Rows, read_tokens
@@ -22,6 +23,8 @@ from paceline.features.plan import Unit
 
 UNIT_PREFIX = "unit-"
 """What the key of every unit begins with."""
+
+_GONE = "recorded as done, but gone"
 
 _VERIFIED = "verified"
 _BLOCK = 8 << 20
@@ -55,7 +58,8 @@ class Survey:
     """Objects that are there, or should be, and prove nothing: key to reason."""
 
     adopted: dict[int, Stat]
-    """Of `done`: those that no record knows, made by another machine or before a journal was lost.
+    """Of `done`: those that no record knows as they are, made by another machine or before a
+    journal was lost.
 
     Recording them spares the next start the proof.
     """
@@ -65,6 +69,16 @@ class Survey:
 
     foreign: tuple[str, ...]
     """Objects named like units that the plan does not know; they are left alone."""
+
+    @property
+    def gone(self) -> set[str]:
+        """Keys of `redo` under which there is nothing."""
+        return {key for key, reason in self.redo.items() if reason == _GONE}
+
+    @property
+    def bad(self) -> set[str]:
+        """Keys of `redo` under which there is something."""
+        return self.redo.keys() - self.gone
 
 
 def recorded(records: Iterable[Mapping[str, Any]], fingerprint: str) -> Recorded:
@@ -91,11 +105,6 @@ def recorded(records: Iterable[Mapping[str, Any]], fingerprint: str) -> Recorded
     return Recorded(verified, staged_units(units, fingerprint), failed, quarantined)
 
 
-def record_verified(journal: Journal, unit: Unit, stat: Stat, fingerprint: str) -> None:
-    """Record a unit as done; returns once that is durable."""
-    journal.append(verified_record(unit, stat, fingerprint))
-
-
 def verified_record(unit: Unit, stat: Stat, fingerprint: str) -> dict[str, Any]:
     """What a journal holds of a unit that is done."""
     return {
@@ -116,9 +125,11 @@ def survey(
     fingerprint: str,
     *,
     source: Path,
+    is_shared: bool = False,
     deep: bool = False,
     deep_bytes: int = 0,
     threads: int = 16,
+    on_proven: Callable[[int], None] | None = None,
 ) -> Survey:
     """Compare a journal's records with the store.
 
@@ -129,7 +140,9 @@ def survey(
     those bytes are read and compared. `deep` reads every byte of both and checks that the header
     keeps its promise; otherwise up to `deep_bytes` are read so, first of units without a record,
     then of those recorded last. Everything else under a unit's name is to be redone, whatever it
-    is.
+    is. In a store that `is_shared` another machine may have replaced a recorded unit at the same
+    moment: one that is not as it was recorded is looked at as if it were not recorded. `on_proven`
+    is called for each proven unit, with the number of them so far.
 
     Raises what reading the store raises, and DataError where `source` is not what `rows` indexes.
     """
@@ -139,19 +152,23 @@ def survey(
     # What no record vouches for comes first.
     sizes |= {key: size for key, size in listed.items() if key not in sizes}
     read = listed.keys() if deep else _last(sizes, deep_bytes)
-    judge = _Judge(store, fingerprint, listed, said.verified, deep=read, rows=rows, source=source)
+    content = _Content(rows, source)
+    judge = _Judge(
+        store, fingerprint, listed, said.verified, deep=read, content=content, is_shared=is_shared
+    )
     there = [unit for unit in units if unit.key in listed]
     done: dict[int, Stat] = {}
     adopted: dict[int, Stat] = {}
     reasons: dict[str, str] = {}
-    with ThreadPoolExecutor(threads) as pool:
-        for unit, verdict in zip(there, pool.map(judge.unit, there), strict=True):
-            if isinstance(verdict, str):
-                reasons[unit.key] = verdict
-                continue
-            done[unit.index] = verdict
-            if unit.key not in said.verified:
-                adopted[unit.index] = verdict
+    for unit, verdict in zip(there, mapped(judge.unit, there, threads), strict=True):
+        if isinstance(verdict, str):
+            reasons[unit.key] = verdict
+            continue
+        done[unit.index] = verdict
+        if on_proven is not None:
+            on_proven(len(done))
+        if said.verified.get(unit.key) != verdict:
+            adopted[unit.index] = verdict
     redo: dict[str, str] = {}
     staged: dict[str, Stat] = {}
     for unit in units:
@@ -161,9 +178,38 @@ def survey(
             if unit.key in said.staged:
                 staged[unit.key] = said.staged[unit.key]
             elif unit.key in said.verified:
-                redo[unit.key] = "recorded as done, but gone"
+                redo[unit.key] = _GONE
     foreign = tuple(sorted(listed.keys() - {unit.key for unit in units}))
     return Survey(done, redo, adopted, staged, foreign)
+
+
+def unit_judge(
+    store: Store,
+    units: Iterable[Unit],
+    rows: Rows,
+    fingerprint: str,
+    *,
+    source: Path,
+    bad: AbstractSet[str],
+) -> Judge:
+    """What tells, while units are made, whether one of them stands in the store by now.
+
+    It is judged as `survey` judges what no record knows. Of those whose keys are `bad`, since
+    something else was found there, every byte is read: another process may have mended it. The
+    judge raises what reading the store raises, and DataError.
+    """
+    by_key = {unit.key: unit for unit in units}
+    content = _Content(rows, source)
+
+    def judge(key: str, size: int) -> Stat | None:
+        if key not in by_key:
+            return None
+        deep = {key} & bad
+        found = _Judge(store, fingerprint, {key: size}, {}, deep=deep, content=content)
+        verdict = found.unit(by_key[key])
+        return None if isinstance(verdict, str) else verdict
+
+    return judge
 
 
 def is_intact(
@@ -184,8 +230,8 @@ def is_intact(
         return False
     read = wanted.keys() if deep else _last(listed, deep_bytes)
     judge = _Judge(store, manifest.fingerprint, listed, wanted, deep=read)
-    with ThreadPoolExecutor(threads) as pool:
-        return all(not isinstance(verdict, str) for verdict in pool.map(judge.recorded, wanted))
+    verdicts = mapped(judge.recorded, list(wanted), threads)
+    return all(not isinstance(verdict, str) for verdict in verdicts)
 
 
 def holds(store: Store, key: str, stat: Stat) -> bool:
@@ -219,6 +265,14 @@ def _last(sizes: Mapping[str, int], limit: int) -> set[str]:
     return chosen
 
 
+@dataclass(frozen=True)
+class _Content:
+    """What units are made of."""
+
+    rows: Rows
+    source: Path
+
+
 class _Judge:
     """Says of an object what it proves: its size and checksum, or why it has to be redone."""
 
@@ -230,12 +284,12 @@ class _Judge:
         wanted: Mapping[str, Stat],
         *,
         deep: Collection[str],
-        rows: Rows | None = None,
-        source: Path | None = None,
+        content: _Content | None = None,
+        is_shared: bool = False,
     ) -> None:
         self._store, self._fingerprint, self._deep = store, fingerprint, deep
         self._listed, self._wanted = listed, wanted
-        self._rows, self._source = rows, source
+        self._content, self._is_shared = content, is_shared
 
     def unit(self, unit: Unit) -> Stat | str:
         return self._judge(unit.key, unit)
@@ -272,21 +326,27 @@ class _Judge:
     ) -> str | None:
         if header.fingerprint != self._fingerprint:
             return f"made by another extraction (fingerprint {header.fingerprint})"
-        if wanted is not None:
-            return None if header.promised == wanted else "not the one that was recorded"
+        if header.promised == wanted:
+            held = len(header.sample_ids)
+            if unit is not None and held != unit.stop - unit.start:
+                return f"not of the plan's samples ({held} of {unit.stop - unit.start})"
+            return None
+        if wanted is not None and not self._is_shared:
+            return "not the one that was recorded"
         assert unit is not None, "a unit without a record is judged by the corpus"
-        return self._other_content(key, header, unit)
+        unknown = "not recorded" if wanted is None else "not the one that was recorded"
+        return self._other_content(key, header, unit, unknown)
 
-    def _other_content(self, key: str, header: Header, unit: Unit) -> str | None:
-        assert self._rows is not None
-        assert self._source is not None
-        if header.sample_ids != self._rows.sample_ids.take(unit.samples):
-            return "not recorded, and made of other samples than the plan has"
-        tokens = _tokens(self._rows, self._source, unit)
+    def _other_content(self, key: str, header: Header, unit: Unit, unknown: str) -> str | None:
+        assert self._content is not None
+        rows, source = self._content.rows, self._content.source
+        if header.sample_ids != rows.sample_ids.take(unit.samples):
+            return f"{unknown}, and made of other samples than the plan has"
+        tokens = _tokens(rows, source, unit)
         for name, data in tokens.items():
             entry = header.entries.get(name)
             if entry is None or int(entry.crc64, 16) != crc64(data):
-                return "not recorded, and made of other token ids than the corpus has"
+                return f"{unknown}, and made of other token ids than the corpus has"
         if key in self._deep:
             return None  # All bytes are read, and these are among them.
         # They lie next to each other, before the hidden states: one request.

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -23,6 +24,10 @@ from paceline.types.sample import batch_of
 
 _WARMING = "warming"
 
+_SLACK = 300.0
+"""Seconds that the target may take to be loaded, or for a forward pass, before that is told as a
+call that does not return; a thread that the kernel holds in it is told without."""
+
 _ShapeClass = tuple[int, int, bool]
 """Powers of two of samples and tokens of a forward pass, and whether it goes in pieces: kernels
 are made or chosen anew for a shape of another class."""
@@ -36,14 +41,17 @@ class UnitMaker:
         self._context = context
         context.state(LOADING)
         if job.compile_cache is not None:
-            use_compile_cache(job.compile_cache)
-        self._target = load_target(job.target)
+            with context.watch.call("open compile cache", job.compile_cache):
+                use_compile_cache(job.compile_cache)
+        with self._target_call("load target"):
+            self._target = load_target(job.target, around=self._reading)
         _require_identity(self._target, job)
         self._plan = CapturePlan(
             job.layer_ids, job.last, job.chunk_tokens, getattr(torch, job.dtype)
         )
         sample = self._read(job.check_positions)
-        self_check(self._target, sample, job.layer_ids, chunk_tokens=job.chunk_tokens)
+        with self._target_call("check target"):
+            self_check(self._target, sample, job.layer_ids, chunk_tokens=job.chunk_tokens)
         self._rechecked = self._recheck()
         self._copies = HostCopies(self._target.device)
         self._warm: set[_ShapeClass] = set()
@@ -70,6 +78,7 @@ class UnitMaker:
         tokens = unit.features.tokens.input_ids.numel()
         timed = tokens - warm_tokens
         times = UnitTimes(
+            samples=unit.captured,
             timed_tokens=timed,
             # Reading and writing belong to all tokens alike.
             seconds=(captured - read - warm_seconds) + around * timed / tokens if timed else 0.0,
@@ -110,7 +119,16 @@ class UnitMaker:
         return tokens, warmed, seconds
 
     def _start(self, batch: TokenBatch, rows: slice) -> "_Pending":
-        return _Pending(batch, rows, self._target.start_capture(batch, self._plan, self._copies))
+        with self._target_call("run target"):
+            features = self._target.start_capture(batch, self._plan, self._copies)
+        return _Pending(batch, rows, features)
+
+    def _target_call(self, what: str) -> AbstractContextManager[None]:
+        """Weights may lie on a mount until they are used: each use of them can hang."""
+        return self._context.watch.call(what, self._job.target.path, slack=_SLACK)
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return self._context.watch.call("read target", self._job.target.path)
 
     def _shape_class(self, batch: TokenBatch) -> _ShapeClass:
         longest, chunk = max(batch.lengths), self._job.chunk_tokens
@@ -143,6 +161,8 @@ class _UnitFeatures:
 
     def __init__(self, tokens: TokenBatch, target: Target, job: Job) -> None:
         self._compute_type = job.target.dtype
+        self.captured = 0
+        """Samples taken so far."""
         total, width = tokens.input_ids.numel(), target.spec.hidden_size
         dtype = getattr(torch, job.dtype)
         self.features = Features(
@@ -162,6 +182,7 @@ class _UnitFeatures:
                 f"the target processed other token ids than it was given, in a batch that begins "
                 f"with sample {batch.sample_ids[0]}."
             )
+        self.captured += len(found.tokens)
         self.features.taps[rows] = found.taps
         self._require_finite(found.taps, batch)
         if self.features.last is not None and found.last is not None:

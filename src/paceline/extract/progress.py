@@ -1,11 +1,12 @@
 """Progress in tokens, the time that is left, and what the workers are at."""
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,10 @@ from paceline.durable.space import read_space
 from paceline.features.plan import Unit
 from paceline.flow.units import Snapshot, WorkerView
 from paceline.watch.events import Counts, EventWriter
-from paceline.watch.progress import TokenProgress, seconds_text
+from paceline.watch.progress import Speed, TokenProgress, seconds_text
 from paceline.watch.words import counted, short_bytes
+
+_LOG = logging.getLogger(__name__)
 
 _ENOUGH = 3
 
@@ -26,12 +29,15 @@ _IN_A_ROW = 12
 _NOTABLE = 0.1
 """Share of the time without room from which on the time left is reckoned from what was stored."""
 
+_AGAIN = "after a death or failure"
+"""Why shards are redone that were not there yet."""
+
 _EVERY = 5.0
 """Seconds between two events that tell of nothing finished."""
 
 
 class Progress:
-    """Counts units; tells events and terminal, which shows it while it is entered."""
+    """Counts units; tells events, and the terminal inside `shown`."""
 
     def __init__(
         self,
@@ -45,7 +51,9 @@ class Progress:
         place: Path,
         part: str = "",
     ) -> None:
-        """`skipped` are indices of units done by earlier runs; `workers` run side by side.
+        """`skipped` are indices of units done by earlier runs; `workers` are to run side by side.
+
+        `redone` counts shards by why what was there of them proved nothing.
 
         `place` is the folder that shards are written to; its free bytes are told. `part` is what
         `--shard` was given, if anything.
@@ -80,7 +88,7 @@ class Progress:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of all workers together, without their warm-up; None before anything was timed."""
+        """Of all workers that are alive, without their warm-up; None before anything was timed."""
         if self._timed_tokens == 0 or self._seconds <= 0:
             return None
         return round(self._timed_tokens / self._seconds * self._workers, 1)
@@ -99,7 +107,8 @@ class Progress:
             total=self._all_samples,
             done=self._samples_done,
             skipped=self._samples_skipped,
-            redone=self._redone,
+            redone=self._all_redone(),
+            redone_unit="shards",
             failed=sum(self._set_aside.values()),
             quarantined=self._set_aside,
             tokens=self._tokens_done,
@@ -127,12 +136,25 @@ class Progress:
                 told["upload_cpu_share"] = round(cpu_seconds / seconds, 4)
         return told
 
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show it for as long as the block; one that ends early leaves its last line."""
+        try:
+            with self._terminal:
+                yield
+        except BaseException:
+            _LOG.info("extract: %s", self.line())
+            raise
+
     def line(self) -> str:
         """How it stands, in one line."""
         failed = sum(self._set_aside.values())
         new = self._samples_done - self._samples_skipped - failed
         parts = [f"skipped {self._samples_skipped:,} verified, {new:,} new"]
         parts.append(counted(failed, "error"))
+        redone = sum(self._all_redone().values())
+        if redone:
+            parts.append(f"{counted(redone, 'shard')} redone")
         samples, tokens, eta, free = (
             self.samples_per_s,
             self.tokens_per_s,
@@ -207,6 +229,10 @@ class Progress:
         """Take in what workers and uploads are at; tell of it now and then."""
         was_waiting = self._snapshot is not None and self._snapshot.meters.waiting is not None
         self._snapshot = snapshot
+        # Who has given up brings nothing any more. At the end, and while the last one is started
+        # again, there is none: the rate stays what it was.
+        alive = sum(view.pid is not None for view in snapshot.workers)
+        self._workers = alive or self._workers
         has_changed = was_waiting is not (snapshot.meters.waiting is not None)
         if has_changed or time.monotonic() - self._told >= _EVERY:
             # Here alone: who tells of a call that hangs must not look at the place where it does.
@@ -216,7 +242,12 @@ class Progress:
     def _tell(self) -> None:
         self._told = time.monotonic()
         self._events.emit("progress", self.counts(), **self.more())
-        self._terminal.update(self._tokens_done, self._note())
+        speed = Speed(self.tokens_per_s, self._eta())
+        self._terminal.update(self._tokens_done, self._note(), speed=speed)
+
+    def _all_redone(self) -> dict[str, int]:
+        again = 0 if self._snapshot is None else self._snapshot.redone
+        return {**self._redone, **({_AGAIN: again} if again else {})}
 
     def _note(self) -> str:
         for stuck in list(self._stuck.values()):
@@ -249,18 +280,6 @@ class Progress:
             return read_space(self._place).free
         except OSError:
             return None
-
-    def __enter__(self) -> Self:
-        self._terminal.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._terminal.__exit__(kind, error, trace)
 
 
 def _worker(view: WorkerView) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def recovery_report(
         _how(session, end, told, time.time() if now is None else now),
         *_survived(standing),
         *_again(end, paths, bytes_left),
-        *_time_left(standing, told.rate),
+        *_time_left(standing, told),
     )
     return Recovery(lines, end.ending not in _CLEAN, end.ending)
 
@@ -120,11 +120,16 @@ class _Told:
         """What it was waiting for at the end."""
         self.rate: float | None = None
         """Its last, tokens per second."""
+        self.rate_before: float | None = None
+        """The last of a session before it, where it has none."""
         try:
             for number, event in enumerate(last_events(path)):
-                if number >= _EVENTS or event["t"] < session["at"] - 1:
+                is_before = event["t"] < session["at"] - 1
+                if number >= _EVENTS or (is_before and (self.rate or self.rate_before)):
                     return
-                if event["pid"] == session["pid"]:
+                if is_before:
+                    self.rate_before = _rate(event)
+                elif event["pid"] == session["pid"]:
                     self._take(event)
         except OSError:
             return
@@ -138,9 +143,13 @@ class _Told:
             reason = waiting.get("reason") if isinstance(waiting, dict) else event.get("reason")
             if isinstance(waiting, dict) or event["kind"] == "waiting":
                 self.waiting = str(reason)
-        counts = counts_of(event)
-        if self.rate is None and counts is not None:
-            self.rate = counts.rate
+        if self.rate is None:
+            self.rate = _rate(event)
+
+
+def _rate(event: dict[str, Any]) -> float | None:
+    counts = counts_of(event)
+    return None if counts is None else counts.rate
 
 
 def _ending(
@@ -212,7 +221,7 @@ def _survived(standing: Standing) -> Iterator[str]:
         yield (
             f"Survived: {standing.units:,} of {counted(standing.units_total, 'shard')}, verified: "
             f"{counted(standing.samples, 'sample')}, {short_bytes(standing.bytes)}. The others are "
-            "done again."
+            "still to be made."
             if standing.units < standing.units_total
             else f"Survived: all {counted(standing.units, 'shard')}, verified."
         )
@@ -231,6 +240,12 @@ def _again(end: _End, paths: Mapping[str, Path], bytes_left: int) -> Iterator[st
             "What starts with the machine has started again: `paceline doctor` names services "
             "that hold devices. Why it went down, the log of the boot before tells "
             "(`journalctl -b -1`)."
+        )
+    if end.ending == "killed":
+        yield (
+            "Whatever killed it may do so again. The kernel's log names those that it killed "
+            "(`journalctl -k`, `dmesg`), and the log of a scheduler or of the container those "
+            "that went beyond a limit."
         )
     memory = psutil.virtual_memory()
     if end.ending == "out_of_memory" or memory.available < _LITTLE * memory.total:
@@ -263,10 +278,15 @@ def _place(what: str, path: Path, bytes_left: int, end: _End) -> Iterator[str]:
         yield f"{path} ({what}) lies inside a container, and ends with it."
 
 
-def _time_left(standing: Standing, rate: float | None) -> Iterator[str]:
+def _time_left(standing: Standing, told: _Told) -> Iterator[str]:
     left = standing.tokens_total - standing.tokens
-    if rate and left > 0:
-        yield (
-            f"{counted(left, 'token')} are left: {duration(left / rate)} at its last {rate:,.0f} "
-            "tokens/s."
-        )
+    if left <= 0:
+        return
+    rate = told.rate or told.rate_before
+    if not rate:
+        yield f"{counted(left, 'token')} are left; no event tells how fast they go."
+        return
+    at = f"its last {rate:,.0f} tokens/s"
+    if not told.rate:
+        at = f"the {rate:,.0f} tokens/s of a run before it"
+    yield f"{counted(left, 'token')} are left: {duration(left / rate)} at {at}."

@@ -18,20 +18,20 @@ def repair(
     papers: Papers,
     found: Survey,
     *,
-    manifest_problem: str,
+    publish: bool,
     fs: FileSystem = REAL_FS,
 ) -> tuple[str, ...]:
     """Mend journal and manifest; say what was done, a sentence each.
 
     The caller holds the run. A journal that is damaged, or lost, is written anew from what the
-    store proves; the damaged one is kept beside it. A manifest is published where every unit is
-    verified. Raises UserError where another process writes the journal, OSError where the disk
-    refuses; then the papers are as they were, or mended.
+    store proves; the damaged one is kept beside it. With `publish` a manifest is published where
+    every unit is verified. Raises UserError where another process writes the journal, OSError where
+    the disk refuses; then the papers are as they were, or mended.
     """
     lines = []
     if papers.journal_problem:
         lines.append(_mend_journal(subject, papers, found, fs))
-    if manifest_problem and len(found.done) == len(subject.units):
+    if publish and len(found.done) == len(subject.units):
         manifest = subject.layout.manifest(
             subject.rows,
             subject.units,

@@ -15,12 +15,13 @@ import numpy as np
 from paceline.durable.checksum import crc64
 from paceline.durable.errors import DataError
 from paceline.durable.fs import REAL_FS, FileSystem, atomic_file
+from paceline.durable.iowatch import IoWatch, WatchedFs
 from paceline.extract.rows import Rows, index_rows
 from paceline.extract.sample_ids import SampleIds
 
 FILE_NAME = "rows.index"
 
-_VERSION = 1
+_VERSION = 2
 _SUM = struct.Struct("<Q")
 _ID_BYTES = 16
 
@@ -38,6 +39,8 @@ class _Head:
     """Of all ids, where they are not 16 bytes each."""
     heldout: int
     without_loss: int
+    read: int
+    """Lines of the corpus file."""
 
 
 def open_rows(
@@ -47,25 +50,32 @@ def open_rows(
     vocab_size: int,
     max_position: int,
     index: Path,
-    fs: FileSystem = REAL_FS,
+    watch: IoWatch | None = None,
 ) -> Rows:
     """The samples of the corpus file of this digest, from the file `index` where that fits.
 
     Else the corpus is read, and `index` is written; that it cannot be written costs the next start
-    a few seconds and is no error. Raises what `index_rows` raises, and DataError where the corpus
-    is not the one of `digest` any more.
+    a few seconds and is no error. Calls that do not return are known to `watch`. Raises what
+    `index_rows` raises, and DataError where the corpus is not the one of `digest` any more.
     """
-    rows = load_index(index, digest, vocab_size=vocab_size, max_position=max_position)
+    watch = watch or IoWatch()
+    with watch.call("read index", index):
+        rows = load_index(index, digest, vocab_size=vocab_size, max_position=max_position)
     if rows is not None:
         return rows
-    rows = index_rows(path, vocab_size=vocab_size, max_position=max_position)
+    rows = index_rows(
+        path,
+        vocab_size=vocab_size,
+        max_position=max_position,
+        around=lambda: watch.call("read corpus", path),
+    )
     if rows.digest != digest:
         raise DataError(
             f"{path}: changed while it was read ({digest} before, {rows.digest} now). Let whatever "
             "writes it end, then run this again."
         )
     with contextlib.suppress(OSError):
-        _save(index, rows, vocab_size, max_position, fs)
+        _save(index, rows, vocab_size, max_position, WatchedFs(REAL_FS, watch))
     return rows
 
 
@@ -107,7 +117,16 @@ def _rows(head: _Head, data: bytes, at: int) -> Rows:
     ends = None if head.id_bytes is None else take(np.int64, n)
     size = n * _ID_BYTES if head.id_bytes is None else head.id_bytes
     ids = SampleIds(memoryview(data)[at : at + size], ends)
-    return Rows(ids, lengths, loss_tokens, positions, head.heldout, head.without_loss, head.digest)
+    return Rows(
+        ids,
+        lengths,
+        loss_tokens,
+        positions,
+        head.heldout,
+        head.without_loss,
+        head.read,
+        head.digest,
+    )
 
 
 def _save(index: Path, rows: Rows, vocab_size: int, max_position: int, fs: FileSystem) -> None:
@@ -121,6 +140,7 @@ def _save(index: Path, rows: Rows, vocab_size: int, max_position: int, fs: FileS
         id_bytes=None if ids.ends is None else len(ids.blob),
         heldout=rows.heldout,
         without_loss=rows.without_loss,
+        read=rows.read,
     )
     arrays = [rows.positions, rows.lengths, rows.loss_tokens]
     if ids.ends is not None:

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.durable.checksum import crc64, crc64_hex
+from paceline.durable.checksum import Around, crc64, crc64_hex
 from paceline.durable.errors import DataError
 from paceline.extract.sample_ids import IdsBuilder, SampleIds
 from paceline.types.sample import Sample, Split
@@ -42,6 +43,9 @@ class Rows:
     without_loss: int
     """Samples left out because nothing in them is trained on."""
 
+    read: int
+    """Lines of the file: samples of all kinds."""
+
     digest: str
     """Of the file as it was read, in the form of `digest_file`."""
 
@@ -68,8 +72,14 @@ class _Row(RowTokens, gc=False):
     split: Split
 
 
-def index_rows(path: Path, *, vocab_size: int | None, max_position: int | None) -> Rows:
-    """Read a corpus file once; keeps ids and counts, not tokens.
+def index_rows(
+    path: Path,
+    *,
+    vocab_size: int | None,
+    max_position: int | None,
+    around: Around = nullcontext,
+) -> Rows:
+    """Read a corpus file once; keeps ids and counts, not tokens. `around` is entered for each read.
 
     Raises DataError, naming file and line, for a line that is no sample, a sample longer than
     `max_position` tokens or with an id outside of `vocab_size` (None: any), and for a sample that
@@ -78,8 +88,14 @@ def index_rows(path: Path, *, vocab_size: int | None, max_position: int | None) 
     scan = _Scan(path, vocab_size or _HIGHEST, max_position or _HIGHEST)
     checksum = size = 0
     rest = b""
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
+    with around():
+        file = path.open("rb")
+    with file:
+        while True:
+            with around():
+                block = file.read(_BLOCK)
+            if not block:
+                break
             checksum, size = crc64(block, checksum), size + len(block)
             *lines, rest = (rest + block).split(b"\n")
             scan.add(lines)
@@ -181,6 +197,7 @@ class _Scan:
             np.frombuffer(self._positions, dtype=np.int64),
             self._heldout,
             self._without_loss,
+            self._number,
             digest,
         )
 

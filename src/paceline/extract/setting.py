@@ -1,5 +1,6 @@
 """What an extraction is asked for, as its parts need it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from paceline.extract.layout import Layout
 from paceline.extract.rows import Rows
 from paceline.extract.slices import Slice
 from paceline.features.plan import Unit
+from paceline.features.sizes import store_bytes
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.target.spec import TargetSpec
@@ -31,6 +33,32 @@ class Setting:
     def workers(self) -> int:
         """Processes, one for each device where those are named."""
         return len(self.recipe.target.devices) or self.recipe.target.workers
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Arithmetic over the whole store, in bytes."""
+
+    estimate: int
+    bounds: tuple[int, ...]
+    """The most that each unit takes."""
+
+
+def sizes_of(layout: Layout, rows: Rows, units: Sequence[Unit]) -> Sizes:
+    """Of all units of the plan."""
+    estimate = store_bytes(
+        tokens=rows.tokens,
+        samples=len(rows),
+        shards=len(units),
+        bytes_per_token=layout.bytes_per_token,
+        codec=layout.codec,
+        dtype=layout.dtype,
+    )
+    bounds = (
+        layout.bytes_bound(tokens=tokens_of(rows, unit), samples=unit.stop - unit.start)
+        for unit in units
+    )
+    return Sizes(estimate, tuple(bounds))
 
 
 def tokens_of(rows: Rows, unit: Unit) -> int:

@@ -22,6 +22,11 @@ class Slice:
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
 
+    @property
+    def told(self) -> str:
+        """As events tell it: empty where one machine does it all."""
+        return str(self) if self.count > 1 else ""
+
 
 ALL = Slice()
 """One machine does it all."""

@@ -1,7 +1,7 @@
 """`paceline extract`: the target's hidden states, kept in a feature store."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from paceline.durable.errors import JournalDamaged, PacelineError, RecipeChanged, UserError
@@ -9,13 +9,14 @@ from paceline.durable.fs import REAL_FS
 from paceline.durable.iowatch import IoWatch, WatchedFs
 from paceline.durable.journal import Journal
 from paceline.durable.session import HowEnded, end_record
+from paceline.durable.store import Store
 from paceline.durable.watched_store import WatchedStore
 from paceline.extract.destination import Destination, destination
 from paceline.extract.layout import JOURNAL, Layout
 from paceline.extract.ledger import UNIT_PREFIX, is_intact
 from paceline.extract.setting import Setting
 from paceline.extract.slices import ALL, Slice, parse_slice
-from paceline.extract.watching import looked_after
+from paceline.extract.watching import apart, asked_store, looked_after
 from paceline.extract.work import Work
 from paceline.features import manifest as manifests
 from paceline.recipe.extract_inputs import resolved_codec
@@ -65,41 +66,60 @@ def _run(
         )
     watch = IoWatch()
     with looked_after(watch, events):
-        setting, record, to = open_setting(recipe, run_dir, part, accept_code=accept_code)
-        is_done = is_complete(setting, record, to, watch)
+        setting, record, to = apart(
+            lambda: open_setting(recipe, run_dir, part, accept_code=accept_code, watch=watch)
+        )
+        store = asked_store(to.store, recipe.extract, watch, events)
+        is_done = apart(lambda: is_complete(setting, record, to, watch, store))
     if is_done:
         return Report(
             stage=_STAGE,
             skipped=True,
             numbers=record.report,
             lines=("extract: already done with this recipe, and verified; nothing to do.",),
+            # What was found then is as true as it was.
+            undone=tuple(record.report.get("gaps", ())),
         )
-    with open_journal(run_dir.root, run_dir.features / JOURNAL, watch) as journal:
-        adopt_recipe(recipe, run_dir)
-        leftovers = record.begin()
+    with ExitStack() as opened:
+        with looked_after(watch, events):
+            path = run_dir.features / JOURNAL
+            journal = opened.enter_context(open_journal(run_dir.root, path, watch))
+            with watch.call("begin in", run_dir.root):
+                adopt_recipe(recipe, run_dir)
+                leftovers = record.begin()
         work = Work(setting, to, record, journal, events, leftovers, watch)
-        with end_noted(journal):
+        with end_noted(journal, watch, events):
             return work.do()
 
 
 def open_setting(
-    recipe: Recipe, run_dir: RunDir, part: Slice = ALL, *, accept_code: bool = False
+    recipe: Recipe,
+    run_dir: RunDir,
+    part: Slice = ALL,
+    *,
+    accept_code: bool = False,
+    watch: IoWatch | None = None,
 ) -> tuple[Setting, StageRecord, Destination]:
     """What an extraction by this recipe is, its record and its store; nothing is written.
 
-    Raises as `run` does for what is impossible before the work begins.
+    Calls that do not return are known to `watch`. Raises as `run` does for what is impossible
+    before the work begins.
     """
     source = run_dir.samples(recipe)
-    corpus_digest = digest_file(source)
-    spec = read_spec(Path(recipe.target.path))
+    watch = watch or IoWatch()
+    corpus_digest = digest_file(source, around=lambda: watch.call("read corpus", source))
+    target = Path(recipe.target.path)
+    with watch.call("read target", target):
+        spec = read_spec(target, around=lambda: watch.call("read target", target))
     layer_ids = resolve_taps(recipe.extract, spec.num_layers)
-    _require_same_target(recipe, run_dir, spec)
-    record = StageRecord(
-        run_dir.features,
-        _STAGE,
-        _fields(recipe, corpus_digest, spec, layer_ids),
-        binds=any(run_dir.features.glob(f"{UNIT_PREFIX}*")) or _has_records(run_dir),
-    )
+    with watch.call("read records", run_dir.root):
+        _require_same_target(recipe, run_dir, spec)
+        record = StageRecord(
+            run_dir.features,
+            _STAGE,
+            _fields(recipe, corpus_digest, spec, layer_ids),
+            binds=any(run_dir.features.glob(f"{UNIT_PREFIX}*")) or _has_records(run_dir),
+        )
     setting = Setting(
         recipe=recipe,
         run_dir=run_dir,
@@ -118,12 +138,25 @@ def open_setting(
         part=part,
         accept_code=accept_code,
     )
-    return setting, record, destination(recipe.extract, run_dir, record.fingerprint)
+    with watch.call("open store", recipe.extract.store or run_dir.features):
+        return setting, record, destination(recipe.extract, run_dir, record.fingerprint)
 
 
-def is_complete(setting: Setting, record: StageRecord, to: Destination, watch: IoWatch) -> bool:
-    """Whether the extraction is finished and its store stands. Raises as `StageRecord.is_done`."""
-    return record.is_done() and _is_whole(setting.recipe, setting.run_dir, to, watch)
+def is_complete(
+    setting: Setting,
+    record: StageRecord,
+    to: Destination,
+    watch: IoWatch,
+    store: Store | None = None,
+) -> bool:
+    """Whether the extraction is finished and its store stands. Raises as `StageRecord.is_done`.
+
+    `store` is that of `to` as it is to be asked, where that is not at once or never.
+    """
+    with watch.call("read records", setting.run_dir.features):
+        is_done = record.is_done()
+    store = store or WatchedStore(to.store, watch)
+    return is_done and _is_whole(setting.recipe, setting.run_dir, store, to.deep_bytes, watch)
 
 
 def resolve_taps(recipe: ExtractRecipe, num_layers: int) -> tuple[int, ...]:
@@ -137,18 +170,22 @@ def resolve_taps(recipe: ExtractRecipe, num_layers: int) -> tuple[int, ...]:
     return recipe.taps
 
 
-def _is_whole(recipe: Recipe, run_dir: RunDir, to: Destination, watch: IoWatch) -> bool:
+def _is_whole(
+    recipe: Recipe, run_dir: RunDir, store: Store, deep_bytes: int, watch: IoWatch
+) -> bool:
     """Whether the published store stands as listed; shards set aside are tried again."""
-    manifest = manifests.load(run_dir.features)
+    with watch.call("read manifest", run_dir.features):
+        manifest = manifests.load(run_dir.features)
     if len(manifest.quarantined) > recipe.extract.allow_quarantined:
         return False
-    return is_intact(manifest, WatchedStore(to.store, watch), deep_bytes=to.deep_bytes)
+    return is_intact(manifest, store, deep_bytes=deep_bytes)
 
 
 def open_journal(run: Path, path: Path, watch: IoWatch) -> Journal:
     """The journal of an extraction. Raises as `Journal`, and says how a damaged one is mended."""
     try:
-        return Journal(path, fs=WatchedFs(REAL_FS, watch))
+        with watch.call("open journal", path):
+            return Journal(path, fs=WatchedFs(REAL_FS, watch))
     except JournalDamaged as error:
         raise JournalDamaged(
             f"{error} `paceline verify {run} --repair` sets it aside and writes a new one from "
@@ -163,14 +200,21 @@ def _has_records(run_dir: RunDir) -> bool:
 
 
 @contextmanager
-def end_noted(journal: Journal) -> Iterator[None]:
-    """Leave word in the journal of how the work inside ends."""
+def end_noted(journal: Journal, watch: IoWatch, events: EventWriter) -> Iterator[None]:
+    """Leave word in the journal of how the work inside ends.
+
+    `watch` is the journal's; a call there that does not return is told by `events`.
+    """
+    how: HowEnded = "finished"
+    ending: BaseException | None = None
     try:
         yield
     except BaseException as error:
-        _end(journal, _how(error), error)
+        how, ending = _how(error), error
         raise
-    _end(journal, "finished")
+    finally:
+        with looked_after(watch, events):
+            _end(journal, how, ending)
 
 
 def _how(error: BaseException) -> HowEnded:
@@ -178,7 +222,7 @@ def _how(error: BaseException) -> HowEnded:
     return "interrupted" if is_signal else "failed"
 
 
-def _end(journal: Journal, how: HowEnded, error: BaseException | None = None) -> None:
+def _end(journal: Journal, how: HowEnded, error: BaseException | None) -> None:
     """Leave word of the end; where even that finds no room, the events have it."""
     text = "" if error is None else f"{type(error).__name__}: {error}"
     with suppress(OSError, PacelineError):

@@ -5,33 +5,38 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from paceline.durable.code import source_hash
 from paceline.durable.errors import WorkerFailed
 from paceline.durable.iowatch import IoWatch
 from paceline.durable.journal import Journal
-from paceline.durable.session import SESSION, oom_kills, session_record
-from paceline.durable.staging import boot_id
-from paceline.durable.store import Stat
+from paceline.durable.session import SESSION, session_record
+from paceline.durable.store import Stat, Store
 from paceline.durable.watched_store import WatchedStore
 from paceline.extract.destination import Destination, open_depot
 from paceline.extract.job import Job, StoredSample, UnitTimes, UnitWork, pick_stored
-from paceline.extract.ledger import Survey, is_readable, survey, verified_record
+from paceline.extract.ledger import Survey, is_readable, survey, unit_judge, verified_record
+from paceline.extract.moved import STORE, require_same_store
 from paceline.extract.progress import Progress
-from paceline.extract.recovery import Standing, recovery_report
 from paceline.extract.results import Result, conclude
 from paceline.extract.row_index import FILE_NAME as INDEX_NAME
 from paceline.extract.row_index import open_rows
 from paceline.extract.rows import Rows
-from paceline.extract.setting import Setting, tokens_of
+from paceline.extract.setting import Setting, Sizes, sizes_of, tokens_of
 from paceline.extract.sharing import join
 from paceline.extract.software import IMPORTED, software
-from paceline.extract.telling import announce
-from paceline.extract.watching import event_fields, looked_after
+from paceline.extract.telling import ProvenTeller, announce, corpus_gaps, tell_recovery
+from paceline.extract.watching import (
+    apart,
+    asked_store,
+    looked_after,
+    patience_of,
+    tell_event,
+)
 from paceline.extract.worker import open_worker
 from paceline.features.plan import Unit
-from paceline.features.sizes import store_bytes
 from paceline.flow.supervisor import supervise
 from paceline.flow.units import Made, Outcome, Policy, Task, WorkerContext
 from paceline.flow.waker import Waker
@@ -41,15 +46,6 @@ from paceline.watch.events import EventWriter, by_reason
 _LOG = logging.getLogger(__name__)
 
 _CHECK_SAMPLES = 4
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """Arithmetic over the whole store."""
-
-    estimate: int
-    bounds: tuple[int, ...]
-    """The most bytes of each unit."""
 
 
 @dataclass(frozen=True)
@@ -69,45 +65,50 @@ class Work:
     def do(self) -> Report:
         """Make what is left; see `stage.run`."""
         with looked_after(self.watch, self.events):
-            rows, units, sizes, found, job = self._look()
-        stats = dict(found.done)
-        progress, outcome, advice = self._make(rows, units, found, sizes, stats, job)
+            rows, units, sizes, found, job = apart(self._look)
+            with self.watch.call("read records", self.setting.run_dir.corpus):
+                gaps = corpus_gaps(self.setting, rows)
+        stats, captured = dict(found.done), dict[int, int]()
+        made = self._make(rows, units, found, sizes, stats, captured, job)
         with looked_after(self.watch, self.events):
-            if self.setting.part.count > 1:
-                # Those of the other machines, as far as they are by now.
-                stats = dict(self._survey(rows, units).done)
-            result = Result(rows, units, found, stats, progress, outcome, advice, sizes.estimate)
-            return conclude(
-                self.setting,
-                self.to,
-                self.record,
-                self.journal,
-                self.events,
-                result,
-                leftovers=self.leftovers,
-            )
+            lost: dict[str, str] = {}
+            if not self.to.is_own:
+                # What stands there by now, whoever made it; what is listed has to be what is there.
+                now = apart(lambda: self._survey(rows, units, deep_bytes=0))
+                gone = [units[index].key for index in stats if index not in now.done]
+                lost = {key: now.redo.get(key, "it is gone") for key in gone}
+                stats = dict(now.done)
+            result = Result(rows, units, found, stats, captured, lost, gaps, sizes.estimate, *made)
+            told = self.setting, self.to, self.record, self.journal, self.events, result
+            return apart(lambda: conclude(*told, leftovers=self.leftovers, watch=self.watch))
 
-    def _look(self) -> tuple[Rows, tuple[Unit, ...], _Sizes, Survey, Job]:
+    def _look(self) -> tuple[Rows, tuple[Unit, ...], Sizes, Survey, Job]:
         """Find out what is there, record and tell it, and what workers are to know."""
-        setting, asked = self.setting, self.setting.recipe.extract
+        setting = self.setting
         now_running = software(setting.recipe.target)
-        if setting.part.count > 1:
-            join(self.to.store, now_running, accept_code=setting.accept_code)
-        self.events.emit("checking")
+        self.events.emit("checking", part=setting.part.told)
         rows = open_rows(
             setting.source,
             setting.corpus_digest,
             vocab_size=setting.spec.vocab_size,
             max_position=setting.spec.max_position,
             index=setting.run_dir.features / INDEX_NAME,
+            watch=self.watch,
         )
-        units = setting.layout.units(rows, asked.batch_tokens)
-        sizes = self._sizes(rows, units)
+        units = setting.layout.units(rows, setting.recipe.extract.batch_tokens)
+        sizes = sizes_of(setting.layout, rows, units)
         before = self.journal.records
         sessions = [r for r in before if r.get("kind") == SESSION]
-        found, rechecks = self._prove(rows, units, self._survey(rows, units), len(sessions))
-        self._tell_recovery(rows, units, found, sizes)
-        self.journal.append(session_record(before, now_running))
+        tell = ProvenTeller(self.events, len(units), setting.part.told)
+        there = self._survey(rows, units, deep_bytes=self.to.deep_bytes, tell=tell)
+        tell(len(there.done), is_last=True)
+        require_same_store(setting, self.to, sessions, there)
+        found, rechecks = self._prove(rows, units, there, len(sessions))
+        with self.watch.call("look back at", setting.run_dir.root):
+            tell_recovery(setting, self.to, before, self.events, rows, units, found, sizes.estimate)
+        if not self.to.is_own and self._todo(units, found):
+            self._join(now_running)
+        self.journal.append({**session_record(before, now_running), STORE: self.to.url})
         for index in found.adopted:
             self.journal.append(
                 verified_record(units[index], found.adopted[index], self.record.fingerprint)
@@ -118,67 +119,36 @@ class Work:
             self.events.emit("redo", name=key, reason=reason)
         return rows, units, sizes, found, self._job(rows, rechecks, sessions, now_running)
 
-    def _survey(self, rows: Rows, units: Sequence[Unit]) -> Survey:
+    def _join(self, now_running: dict[str, str]) -> None:
+        setting, store = self.setting, self.to.store
+
+        def leave_word() -> None:
+            with self.watch.call("leave word in", store.url):
+                join(store, now_running, setting.part, accept_code=setting.accept_code)
+
+        patience_of(setting.recipe.extract, self.events)(leave_word)
+
+    def _asked_store(self) -> Store:
+        return asked_store(self.to.store, self.setting.recipe.extract, self.watch, self.events)
+
+    def _todo(self, units: Sequence[Unit], found: Survey) -> list[Unit]:
+        part = self.setting.part
+        return [u for u in units if u.index not in found.done and part.holds(u.index)]
+
+    def _survey(
+        self, rows: Rows, units: Sequence[Unit], deep_bytes: int, tell: ProvenTeller | None = None
+    ) -> Survey:
         return survey(
             self.journal.records,
-            WatchedStore(self.to.store, self.watch),
+            self._asked_store(),
             units,
             rows,
             self.record.fingerprint,
             source=self.setting.source,
-            deep_bytes=self.to.deep_bytes,
+            is_shared=not self.to.is_own,
+            deep_bytes=deep_bytes,
+            on_proven=tell,
         )
-
-    def _sizes(self, rows: Rows, units: Sequence[Unit]) -> _Sizes:
-        layout = self.setting.layout
-        estimate = store_bytes(
-            tokens=rows.tokens,
-            samples=len(rows),
-            shards=len(units),
-            bytes_per_token=layout.bytes_per_token,
-            codec=layout.codec,
-            dtype=layout.dtype,
-        )
-        return _Sizes(
-            estimate,
-            tuple(
-                layout.bytes_bound(tokens=tokens_of(rows, unit), samples=unit.stop - unit.start)
-                for unit in units
-            ),
-        )
-
-    def _tell_recovery(
-        self, rows: Rows, units: Sequence[Unit], found: Survey, sizes: _Sizes
-    ) -> None:
-        """How the last run ended and what is left of it, before anything else is said."""
-        done = [units[index] for index in found.done]
-        paths = {"the run": self.setting.run_dir.root}
-        if self.to.folder is not None:
-            paths = {"the features": self.to.folder, **paths}
-        standing = Standing(
-            units=len(done),
-            units_total=len(units),
-            samples=sum(u.stop - u.start for u in done),
-            bytes=sum(stat.size for stat in found.done.values()),
-            tokens=sum(tokens_of(rows, u) for u in done),
-            tokens_total=rows.tokens,
-            staged_units=len(found.staged),
-            staged_bytes=sum(stat.size for stat in found.staged.values()),
-        )
-        left = max(0, sizes.estimate - standing.bytes) if self.to.folder is not None else 0
-        recovery = recovery_report(
-            self.journal.records,
-            self.setting.run_dir.events,
-            standing,
-            boot_id=boot_id(),
-            oom_kills=oom_kills(),
-            paths=paths,
-            bytes_left=left,
-        )
-        for line in recovery.lines:
-            _LOG.log(logging.WARNING if recovery.was_unclean else logging.INFO, "extract: %s", line)
-        if recovery.lines:
-            self.events.emit("recovery", ending=recovery.ending, lines=list(recovery.lines))
 
     def _prove(
         self, rows: Rows, units: Sequence[Unit], found: Survey, seed: int
@@ -188,7 +158,7 @@ class Work:
         A worker could only fail over a shard that does not hold; here it is made again.
         """
         done, redo = dict(found.done), dict(found.redo)
-        store = WatchedStore(self.to.store, self.watch)
+        store = self._asked_store()
         while True:
             chosen = pick_stored(
                 units,
@@ -253,13 +223,18 @@ class Work:
         rows: Rows,
         units: Sequence[Unit],
         found: Survey,
-        sizes: _Sizes,
+        sizes: Sizes,
         stats: dict[int, Stat],
+        captured: dict[int, int],
         job: Job,
-    ) -> tuple[Progress, Outcome, list[str]]:
-        """Do every unit of this machine that is not done; `stats` gets what is verified."""
+    ) -> tuple[Progress, Outcome, list[str], int]:
+        """Do every unit of this machine that is not done.
+
+        `stats` gets what is verified, `captured` how many samples workers captured for it. Returns
+        also what to advise, and how many units others had stored first.
+        """
         setting, asked = self.setting, self.setting.recipe.extract
-        todo = [u for u in units if u.index not in found.done and setting.part.holds(u.index)]
+        todo = self._todo(units, found)
         mine = [u for u in units if setting.part.holds(u.index)]
         tasks = [
             Task(
@@ -284,22 +259,24 @@ class Work:
                 self.journal,
                 self.record.fingerprint,
                 samples=lambda key: by_key[key].stop - by_key[key].start,
+                judge=unit_judge(
+                    WatchedStore(self.to.store, self.watch),
+                    units,
+                    rows,
+                    self.record.fingerprint,
+                    source=setting.source,
+                    bad=found.bad,
+                ),
                 bounds=[task.num_bytes for task in tasks],
+                largest=max(sizes.bounds),
                 workers=setting.workers,
                 watch=self.watch,
+                events=self.events,
                 waker=waker,
             ) as (depot, place),
         ):
-            progress = Progress(
-                self.events,
-                mine,
-                rows.lengths,
-                skipped={u.index for u in mine if u.index in found.done},
-                redone=by_reason(found.redo.values()),
-                workers=max(1, min(setting.workers, len(tasks))),
-                place=place,
-                part=str(setting.part) if setting.part.count > 1 else "",
-            )
+            with looked_after(self.watch, self.events), self.watch.call("look for room", place):
+                progress = self._progress(mine, rows, found, place, len(tasks))
             self.events.emit(
                 "start",
                 progress.counts(),
@@ -313,23 +290,40 @@ class Work:
             )
             if not tasks and IMPORTED in job.made_with and job.rechecks:
                 # No worker begins, and what others made has to be proven by somebody.
-                open_worker(job, WorkerContext(0, self.watch, lambda _: None))
+                with looked_after(self.watch, self.events):
+                    open_worker(job, WorkerContext(0, self.watch, lambda _: None))
             started = time.monotonic()
-            with progress:
+            with progress.shown():
                 outcome = supervise(
                     open_worker,
                     job,
                     tasks,
                     depot,
                     policy=self._policy(),
-                    on_verified=self._on_verified(stats, progress),
+                    on_verified=self._on_verified(stats, captured, progress),
                     on_event=self._on_event(progress, by_key),
                     on_tick=progress.tick,
                     watch=self.watch,
                     waker=waker,
                 )
             advice = depot.suggest(time.monotonic() - started) if tasks else []
-        return progress, outcome, advice
+            others_first = depot.meters().others_first
+        return progress, outcome, advice, others_first
+
+    def _progress(
+        self, mine: Sequence[Unit], rows: Rows, found: Survey, place: Path, tasks: int
+    ) -> Progress:
+        setting = self.setting
+        return Progress(
+            self.events,
+            mine,
+            rows.lengths,
+            skipped={u.index for u in mine if u.index in found.done},
+            redone=by_reason(found.redo.values()),
+            workers=max(1, min(setting.workers, tasks)),
+            place=place,
+            part=setting.part.told,
+        )
 
     def _policy(self) -> Policy:
         target, asked = self.setting.recipe.target, self.setting.recipe.extract
@@ -343,13 +337,19 @@ class Work:
         )
 
     def _on_verified(
-        self, stats: dict[int, Stat], progress: Progress
+        self, stats: dict[int, Stat], captured: dict[int, int], progress: Progress
     ) -> Callable[[Task, Made | None, Stat], None]:
+        told: set[str] = set()
+
         def on_verified(task: Task, made: Made | None, stat: Stat) -> None:
             stats[task.index] = stat
             times = None if made is None else made.info
             if isinstance(times, UnitTimes):
+                captured[task.index] = times.samples
                 for checked in times.rechecked:
+                    if checked.sample_id in told:
+                        continue  # every worker looks at them
+                    told.add(checked.sample_id)
                     how = "bit for bit" if checked.exact else "within the rounding of its type"
                     _LOG.info(
                         "extract: stored sample %s, captured again, is the same %s",
@@ -362,17 +362,13 @@ class Work:
     def _on_event(
         self, progress: Progress, units: Mapping[str, Unit]
     ) -> Callable[[str, dict[str, Any]], None]:
-        def on_event(kind: Any, fields: dict[str, Any]) -> None:
-            self.events.emit(kind, **event_fields(fields))
+        def on_event(kind: str, fields: dict[str, Any]) -> None:
+            tell_event(self.events, "extract", kind, fields)
             match kind:
                 case "stuck":
                     progress.hangs(fields)
                 case "unstuck":
                     progress.returned(fields)
-                case "waiting":
-                    _LOG.warning("extract: waiting: %s", fields["reason"])
-                case "going_on":
-                    _LOG.info("extract: going on after %.0f s", fields["seconds"])
                 case "failed_unit":
                     _LOG.warning("extract: %s failed: %s", fields["key"], fields["reason"])
                     self._note("failed", fields)
