@@ -18,7 +18,8 @@ from paceline.recipe.sources import source_fields
 from paceline.recipe.stage import Record, changed_outputs, permission, read_record
 from paceline.recipe.training import CHANGEABLE, LATER_KEYS, training_fields
 from paceline.target.folder import ModelFolder
-from paceline.target.taps import default_taps
+from paceline.target.taps import taps_of
+from paceline.target.template import RENDERED_BY, rendering_files
 
 _OPEN = {
     "prepare": ("sources.", "corpus.template_args.", "end_tokens."),
@@ -126,9 +127,7 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
     asked = flatten(recipe)
     match record.stage:
         case "prepare":
-            # By name, as the pipeline does: whoever looks at records need not load a stage.
-            prepare = importlib.import_module("paceline.corpus.stage")
-            asked |= prepare.rendering_fields(recipe)
+            asked |= _rendering(recipe, record)
             try:
                 return asked | source_fields(recipe)
             except DataError:
@@ -136,7 +135,7 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
                 return asked | {k: v for k, v in record.fields.items() if k.startswith("sources.")}
         case "extract":
             layers = ModelFolder(Path(recipe.target.path)).get("num_hidden_layers")
-            taps = recipe.extract.taps or default_taps(layers, recipe.extract.num_taps)
+            taps = taps_of(recipe.extract, layers)
             codec = resolved_codec(recipe.extract)
             return asked | flatten({"extract": {"layer_ids": taps, "codec": codec}})
         case "train":
@@ -152,6 +151,20 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
             return asked | flatten(own) | inputs
         case _:
             return asked
+
+
+def _rendering(recipe: Recipe, record: Record) -> Fields:
+    """What the target's folder says of template, tokenizer and end tokens.
+
+    Where its files are those that `prepare` read, so is what follows from them: nothing heavy is
+    loaded then, which a process that only supervises others would keep.
+    """
+    if record.report.get(RENDERED_BY) == rendering_files(Path(recipe.target.path)):
+        kept = ("template", "tokenizer", "end_tokens.")
+        return {key: value for key, value in record.fields.items() if key.startswith(kept)}
+    # By name, as the pipeline does: whoever looks at records need not load a stage.
+    prepare = importlib.import_module("paceline.corpus.stage")
+    return prepare.rendering_fields(recipe)
 
 
 def _changed(record: Record, asked: Fields) -> tuple[list[str], str]:

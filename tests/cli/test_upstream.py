@@ -1,13 +1,17 @@
 """A stage alone builds on earlier ones only where this recipe made them and they are whole."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+import paceline
 from paceline.cli.main import main
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.stage import read_record
@@ -241,3 +245,32 @@ def _answer_with_a_token_that_breaks(root: Path) -> None:
     (token,) = tokenizer.encode("Z", add_special_tokens=False)
     weights["model.embed_tokens.weight"][token] = float("inf")
     save_file(weights, path, metadata={"format": "pt"})
+
+
+SUPERVISOR = """
+import sys
+from paceline.cli.main import main
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    heavy = sorted({"torch", "transformers", "tokenizers"} & sys.modules.keys())
+    sys.exit(f"imported {heavy}" if heavy else code)
+"""
+
+
+def test_a_process_that_only_supervises_loads_none_of_what_its_workers_load(run, finished):
+    """Hundreds of megabytes, for days: the files that `prepare` read are compared by digests."""
+    shutil.rmtree(run.features)
+    script = run.root.parent / "supervisor.py"
+    script.write_text(SUPERVISOR)
+    done = subprocess.run(
+        [
+            *(sys.executable, str(script), "extract", str(finished / "recipe.yaml")),
+            *("--run", str(run.root), "--set", "extract.isolate=true"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "16 new, 0 errors" in done.stdout

@@ -108,7 +108,7 @@ def test_where_systemctl_fails_the_links_are_read(root):
     assert (found.name, found.is_running) == ("vllm.service", None)
 
 
-def test_it_warns_a_recipe_that_needs_the_gpu_and_notes_it_for_another(root, tmp_path_factory):
+def test_incident_another_server_starts_itself_at_boot(root, tmp_path_factory):
     recipe = tiny_project(tmp_path_factory.mktemp("boot"))
     unit(root, "vllm.service", "[Service]\nExecStart=/x/vllm\n")
     for overrides, severity in ((["target.device=cuda"], "warning"), ([], "note")):

@@ -133,7 +133,7 @@ def test_a_run_alone_is_enough(project, tmp_path, capsys):
     run = RunDir(tmp_path / "run")
     adopt_recipe(load_recipe(project), run)
     assert doctor("--run", run.root) == 0
-    assert f"run directory: {run.root}" in capsys.readouterr().out
+    assert f"run directory ({run.root})" in capsys.readouterr().out
 
 
 def test_a_check_that_hangs_or_fails_hides_no_other(project):

@@ -35,7 +35,9 @@ def holder(pid=4711, used=100 * GIB):
     return GpuHolder(gpu=0, pid=pid, used=used)
 
 
-def test_a_service_that_holds_a_gpu_is_named_with_unit_user_and_bytes(recipe, tmp_path):
+def test_incident_another_server_holds_a_gpu_and_is_named_with_unit_user_and_bytes(
+    recipe, tmp_path
+):
     root = fake_machine(tmp_path)
     fake_process(root, 4711)
     [found] = only(check(recipe, root, RecordedGpus(holder(), used=101 * GIB), *ON_GPU), "warning")

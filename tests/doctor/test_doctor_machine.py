@@ -8,7 +8,9 @@ import shutil
 import pytest
 
 from doctor_worlds import RecordedGpus, only, world_of
+from paceline.doctor import plan_machine
 from paceline.doctor.checks import machine, staging, threads
+from paceline.doctor.group_memory import group_memory
 from paceline.doctor.world import cores_here
 from paceline.durable.staging import Staging
 from tiny_run import tiny_project
@@ -142,6 +144,32 @@ def test_a_container_has_the_memory_that_it_is_given(recipe, tmp_path):
     machine_file(tmp_path, "sys/fs/cgroup/memory.current", "950000000\n")
     [found] = machine.check_memory(world_of(recipe, root=tmp_path))
     assert (found.severity, found.what) == ("warning", "50.0 MB of 1.0 GB available")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_a_container_keeps_of_files_gives_way_and_shared_memory_does_not(
+    recipe, tmp_path, version, monkeypatch
+):
+    machine_file(tmp_path, "proc/meminfo", MEMINFO.format(10_000_000, 9_000_000, 0, 0))
+    folder, limit, used, prefix = {
+        1: ("memory/memory", ".limit_in_bytes", ".usage_in_bytes", "total_"),
+        2: ("memory", ".max", ".current", ""),
+    }[version]
+    statistics = "\n".join(
+        f"{prefix}{name} {size}"
+        for name, size in (("inactive_file", 600_000_000), ("active_file", 100_000_000),
+                           ("shmem", 200_000_000), ("anon", 50_000_000))
+    )  # fmt: skip
+    machine_file(tmp_path, f"sys/fs/cgroup/{folder}{limit}", "1000000000\n")
+    machine_file(tmp_path, f"sys/fs/cgroup/{folder}{used}", "950000000\n")
+    machine_file(tmp_path, f"sys/fs/cgroup/{folder}.stat", f"{statistics}\n")
+    [found] = machine.check_memory(world_of(recipe, root=tmp_path))
+    assert (found.severity, found.what) == ("ok", "750.0 MB of 1.0 GB available")
+    # The plan counts as the doctor does.
+    group = group_memory(tmp_path)
+    monkeypatch.setattr(plan_machine, "group_memory", lambda: group)
+    host = plan_machine.read_machine(()).host
+    assert (host.total, host.available) == (1_000_000_000, 750_000_000)
 
 
 def test_where_the_system_does_not_tell_it_says_so(recipe, tmp_path):

@@ -7,8 +7,11 @@ import pytest
 
 from doctor_worlds import only, world_of
 from paceline.doctor.checks import store as check_store
+from paceline.durable.errors import StoreFailed
 from paceline.durable.object_store import ObjectStore
+from paceline.durable.s3_admin import multipart_uploads
 from paceline.durable.s3_requests import S3Bucket
+from paceline.recipe.schema import ExtractRecipe
 from seaweed import BUCKET, READER, REGION
 from tiny_run import tiny_project
 
@@ -48,8 +51,38 @@ def test_read_only_credentials_are_an_error_that_names_the_permission(recipe, s3
 def test_a_bucket_that_is_not_there_is_an_error(recipe, s3):
     with s3.credentials():
         found = check(recipe, "s3://no-such-bucket/x", s3.options)
-    [error] = only(found, "error")
-    assert "no-such-bucket" in error.what
+    [error] = found
+    assert error.what.startswith("write failed: s3://no-such-bucket/x: putting ")
+    assert error.what.count("no-such-bucket") == error.what.count("NoSuchBucket") == 1
+    assert error.mend == "Create the bucket, or correct its name"
+
+
+def test_a_server_that_is_not_there_is_no_matter_of_rights(recipe, s3):
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with s3.credentials():
+            found = check(
+                recipe,
+                "s3://bucket/x",
+                {"endpoint": endpoint, "region": REGION},
+                seconds=60.0,
+            )
+    [error] = found
+    assert error.what.startswith("write failed: s3://bucket/x: ")
+    assert error.what.endswith(f"{endpoint}: Connection refused.")
+    assert error.mend == "Look at the network and at the option `endpoint`"
+
+
+def test_uploads_that_cannot_be_listed_are_told_once_and_in_words(s3):
+    with s3.credentials(), pytest.raises(StoreFailed) as caught:
+        multipart_uploads(ObjectStore("s3://no-such-bucket/x", s3.options))
+    assert str(caught.value).startswith(
+        "s3://no-such-bucket/x: listing unfinished uploads: the store says HTTP 404 NoSuchBucket"
+    )
+    assert "<" not in str(caught.value)
 
 
 def test_a_server_that_never_answers_is_a_finding_within_the_limit(recipe, s3):
@@ -69,6 +102,10 @@ def test_a_server_that_never_answers_is_a_finding_within_the_limit(recipe, s3):
     assert error.what == "s3://bucket/x does not answer to write within 0.5 s"
     [note] = only(found, "note")
     assert "may have been left there" in note.what
+    key = note.what.split()[0].removeprefix("s3://bucket/")
+    assert note.mend == (
+        f"aws --endpoint-url {endpoint} s3api delete-object --bucket bucket --key {key}"
+    )
 
 
 def test_a_bucket_without_an_abort_rule_is_a_warning_and_the_command_makes_one(recipe, s3):
@@ -104,6 +141,10 @@ def test_a_folder_needs_no_probe(recipe):
     assert found.severity == "ok"
 
 
+def probe(store):
+    return list(check_store._probe(store, ExtractRecipe(store=store.url), 5.0))
+
+
 class Refusing:
     """A store that refuses some operations, or lies; for what no real server can be told to do."""
 
@@ -115,10 +156,8 @@ class Refusing:
         self.inner, self._refuses, self._lies = MemoryStore(), refuses, lies
 
     def _may(self, what):
-        from paceline.durable.errors import StoreFailed
-
         if what in self._refuses:
-            raise StoreFailed(f"{self.url}: {what}: forbidden.", transient=False)
+            raise StoreFailed(f"{self.url}: {what}: forbidden.", transient=False, kind="denied")
 
     def put(self, key, source):
         self._may("put")
@@ -147,7 +186,7 @@ class Refusing:
 )
 def test_each_permission_is_tried_and_the_probe_removed(refuses, severity, start):
     store = Refusing(refuses=(refuses,))
-    [found] = check_store._probe(store, 5.0)
+    [found] = probe(store)
     assert found.severity == severity
     assert found.mend.startswith(start)
     assert len(list(store.inner.list(""))) == (refuses == "delete")
@@ -155,6 +194,6 @@ def test_each_permission_is_tried_and_the_probe_removed(refuses, severity, start
 
 def test_a_store_that_gives_other_bytes_is_an_error():
     store = Refusing(lies=True)
-    [found] = check_store._probe(store, 5.0)
+    [found] = probe(store)
     assert "other bytes than were written" in found.what
     assert not list(store.inner.list(""))

@@ -13,6 +13,7 @@ from paceline.drafter.build import is_mask_token
 from paceline.pipeline import run_stage
 from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
+from paceline.target.fit import mask_problem
 from paceline.target.spec import read_spec
 from tiny_models import END_OF_TEXT, IM_END, IM_START, TOKENIZER_SIZE
 from tiny_run import tiny_project
@@ -115,7 +116,7 @@ def test_every_token_gets_the_answer_of_the_training(recipe, target):
     edit(target / "config.json", pad_token_id=10, bos_token_id=11)
     spec = read_spec(target, identify=False)
     for token in range(330):
-        assert bool(mask_token._problem(token, spec)) != is_mask_token(token, spec, ())
+        assert bool(mask_problem(token, spec)) != is_mask_token(token, spec, ())
 
 
 def test_a_mask_token_that_occurs_in_the_corpus_is_an_error(recipe):

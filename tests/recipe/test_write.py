@@ -12,7 +12,14 @@ from paceline.recipe import schema
 from paceline.recipe.convert import known_keys
 from paceline.recipe.load import load_recipe, resolve_paths
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.schema import CorpusRecipe, DrafterRecipe, Recipe, SourceRecipe
+from paceline.recipe.schema import (
+    CorpusRecipe,
+    DrafterRecipe,
+    ExtractRecipe,
+    Recipe,
+    SourceRecipe,
+    TargetRecipe,
+)
 from paceline.recipe.write import (
     RUN_MARK,
     adopt_recipe,
@@ -60,13 +67,21 @@ drafters = st.builds(
     warm_start=st.none() | paths,
     vocab_text=st.lists(paths, max_size=3).map(tuple),
 )
+# Not any text: `~name` is refused where there is no such user.
+targets = st.builds(dataclasses.replace, st.from_type(TargetRecipe), path=paths)
+extracts = st.builds(
+    dataclasses.replace,
+    st.from_type(ExtractRecipe),
+    store=st.sampled_from(["", "s3://bucket/prefix"]) | paths,
+    staging=st.just("auto") | paths,
+)
 recipes = st.builds(
     Recipe,
     name=...,
-    target=...,
+    target=targets,
     corpus=corpora,
     regenerate=...,
-    extract=...,
+    extract=extracts,
     drafter=drafters,
     train=...,
     score=...,

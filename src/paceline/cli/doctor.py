@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import tyro
 
+from paceline.cli.stages import StageArgs
 from paceline.cli.terminal import say
 from paceline.durable.errors import UserError
 from paceline.recipe.load import load_recipe
@@ -26,7 +27,7 @@ _SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args:
+class Args(StageArgs):
     """Finds what will go wrong before anything is loaded: who holds the GPUs, now and after the
     next boot; paths that do not answer, or will not outlive it; staging left by other runs; an
     object store's permissions; free space; tokenizer, template and mask token; threads, limits,
@@ -45,21 +46,6 @@ class Args:
     Example: paceline doctor recipe.yaml --set target.device=cuda:0
     """  # noqa: D205
 
-    recipe: Annotated[
-        tyro.conf.Positional[Path | None],
-        tyro.conf.arg(metavar="[RECIPE.yaml]", help_behavior_hint="(default: that of --run)"),
-    ] = None
-    """The recipe, as `paceline init` writes it."""
-    run: Annotated[
-        Path | None,
-        tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/ and the recipe's name)"),
-    ] = None
-    """The run directory; it need not exist."""
-    overrides: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]],
-        tyro.conf.arg(name="set", metavar="KEY=VALUE", help_behavior_hint="(repeatable)"),
-    ] = ()
-    """Change one key of the recipe, such as `train.epochs=3`; once per key."""
     strict: Annotated[
         tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help_behavior_hint="(default: errors)")
     ] = False

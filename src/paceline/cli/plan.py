@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import tyro
 
+from paceline.cli.settings import settings_named, settings_of
 from paceline.cli.stages import StageArgs, open_run
 from paceline.cli.terminal import say
 from paceline.durable.errors import RecipeChanged, UserError
@@ -21,7 +22,7 @@ from paceline.recipe.stage import Record, read_record
 
 if TYPE_CHECKING:
     from paceline.doctor.plan import Plan
-    from paceline.doctor.plan_bytes import Samples
+    from paceline.doctor.plan_bytes import Done, Samples
     from paceline.doctor.plan_facts import Asked
     from paceline.doctor.plan_rates import Rate
     from paceline.features.plan import Lengths
@@ -83,7 +84,8 @@ def run(args: Args) -> int:
     recipe, run_dir = open_run(args, "plan")
     from paceline.doctor.plan import make_plan
 
-    plan = make_plan(recipe, run_dir, _asked(args, recipe, run_dir))
+    with settings_named(settings_of(recipe, run_dir)):
+        plan = make_plan(recipe, run_dir, _asked(args, recipe, run_dir))
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(plan), indent=1).decode(), flush=True)
     else:
@@ -118,11 +120,11 @@ def _require_options(args: Args) -> None:
 
 
 def _asked(args: Args, recipe: Recipe, run_dir: RunDir) -> "Asked":
-    from paceline.doctor.plan_bytes import Samples
+    from paceline.doctor.plan_bytes import Done, Samples
     from paceline.doctor.plan_facts import Asked
 
     upload = _upload(args.upload, recipe, is_probed=args.probe)
-    lengths = None
+    lengths, done = None, Done()
     if args.rows is not None and args.mean_tokens is not None:
         longest = recipe.corpus.max_length
         if args.mean_tokens > longest:
@@ -138,15 +140,23 @@ def _asked(args: Args, recipe: Recipe, run_dir: RunDir) -> "Asked":
             said=f"told by --rows and --mean-tokens; none longer than {longest:,} tokens",
         )
     else:
-        samples, lengths = _samples(recipe, run_dir)
-    return Asked(samples=samples, lengths=lengths, tokens_per_s=args.tokens_per_s, upload=upload)
+        samples, lengths, done = _samples(recipe, run_dir)
+    return Asked(
+        samples=samples,
+        lengths=lengths,
+        done=done,
+        tokens_per_s=args.tokens_per_s,
+        upload=upload,
+    )
 
 
-def _samples(recipe: Recipe, run_dir: RunDir) -> "tuple[Samples, Lengths | None]":
-    """The samples of the run's corpus with their lengths, or an estimate from the data."""
+def _samples(recipe: Recipe, run_dir: RunDir) -> "tuple[Samples, Lengths | None, Done]":
+    """The samples of the run's corpus, their lengths and what is done of them, or an estimate."""
+    from paceline.doctor.plan_bytes import Done
+
     if _has_corpus(recipe, run_dir):
         return _counted(recipe, run_dir)
-    return _estimated(recipe), None
+    return _estimated(recipe), None, Done()
 
 
 def _upload(given: float | None, recipe: Recipe, *, is_probed: bool) -> "Rate | None":
@@ -199,7 +209,8 @@ def _require_same(recipe: Recipe, run_dir: RunDir, record: Record) -> None:
         )
 
 
-def _counted(recipe: Recipe, run_dir: RunDir) -> tuple["Samples", "Lengths"]:
+def _counted(recipe: Recipe, run_dir: RunDir) -> "tuple[Samples, Lengths, Done]":
+    from paceline.cli.plan_done import done_of
     from paceline.doctor.plan_bytes import Samples
     from paceline.extract.row_index import FILE_NAME, load_index
     from paceline.extract.rows import index_rows
@@ -208,9 +219,10 @@ def _counted(recipe: Recipe, run_dir: RunDir) -> tuple["Samples", "Lengths"]:
     spec = read_spec(Path(recipe.target.path), identify=False)
     path = run_dir.samples(recipe)
     limits = {"vocab_size": spec.vocab_size, "max_position": spec.max_position}
-    rows = load_index(run_dir.features / FILE_NAME, digest_file(path), **limits)
+    digest = digest_file(path)
+    rows = load_index(run_dir.features / FILE_NAME, digest, **limits)
     if rows is None:
-        rows = index_rows(path, **limits)
+        rows = index_rows(path, vocab_size=spec.vocab_size, max_position=spec.max_position)
     samples = Samples(
         count=len(rows),
         tokens=rows.tokens,
@@ -218,7 +230,7 @@ def _counted(recipe: Recipe, run_dir: RunDir) -> tuple["Samples", "Lengths"]:
         basis="corpus",
         said=f"counted in {path}",
     )
-    return samples, rows.lengths
+    return samples, rows.lengths, done_of(recipe, run_dir, spec, digest, rows.lengths)
 
 
 def _estimated(recipe: Recipe) -> "Samples":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from paceline.cli.settings import settings_named, settings_of
 from paceline.cli.terminal import header, say
 from paceline.durable.errors import (
     DataError,
@@ -47,7 +48,7 @@ class StageArgs:
         Path | None,
         tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/ and the recipe's name)"),
     ] = None
-    """The run directory; made where it is missing."""
+    """The run directory; it need not exist yet."""
     overrides: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]],
         tyro.conf.arg(name="set", metavar="KEY=VALUE", help_behavior_hint="(repeatable)"),
@@ -110,7 +111,7 @@ def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
         check_recipe(recipe)
         # Later stages read what the ones before made of a file: they do not need it itself.
         check_paths(recipe, sources=command in ("run", "prepare"), drafter=command != "score")
-        _check_draft_vocab(recipe)
+        _check_fit(recipe, command)
     except RecipeError as error:
         problems = str(error).splitlines()
         if len(problems) == 1:
@@ -120,21 +121,15 @@ def open_run(args: StageArgs, command: str) -> tuple[Recipe, RunDir]:
     return recipe, RunDir(args.run or Path("runs") / recipe.name)
 
 
-def _check_draft_vocab(recipe: Recipe) -> None:
-    size = recipe.drafter.draft_vocab
-    if size is None:
-        return
-    from paceline.target.folder import ModelFolder
+def _check_fit(recipe: Recipe, command: str) -> None:
+    from paceline.target.fit import check_fit
 
     try:
-        whole = ModelFolder(Path(recipe.target.path)).get("vocab_size")
+        check_fit(recipe)
     except TargetError:
-        return  # The first stage that reads the target says what is wrong with it.
-    if size > whole:
-        raise RecipeError(
-            f"drafter.draft_vocab: {size} is more than the target's {whole} tokens. Lower it, or "
-            "give null for all of them."
-        )
+        if command == "run":
+            raise
+        # Whichever stage reads it says so.
 
 
 def run_stages(
@@ -152,20 +147,10 @@ def run_stages(
     """
     _refuse_other_folders(run_dir)
     _require_devices(names, recipe)
-    try:
-        with owned(run_dir.root, f"paceline {names[0] if len(names) == 1 else 'run'}") as died:
-            _tell_takeover(died)
-            return _run_stages(names, recipe, run_dir, options or {})
-    except (NotADirectoryError, FileExistsError) as error:
-        if error.filename is None or Path(error.filename) not in (
-            run_dir.root,
-            *run_dir.root.parents,
-        ):
-            raise
-        raise UserError(
-            f"{run_dir.root}: cannot be the run directory ({error.strerror}). "
-            "Choose another with `--run DIR`."
-        ) from error
+    doing = f"paceline {names[0] if len(names) == 1 else 'run'}"
+    with settings_named(settings_of(recipe, run_dir)), owned(run_dir.root, doing) as died:
+        _tell_takeover(died)
+        return _run_stages(names, recipe, run_dir, options or {})
 
 
 def _refuse_other_folders(run_dir: RunDir) -> None:

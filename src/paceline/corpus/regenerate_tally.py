@@ -163,6 +163,7 @@ class Progress:
             done=self._reused + self._answered,
             skipped=self._reused,
             redone=self._redone,
+            redone_unit="groups",
             tokens=self._reused_tokens + self._tokens,
             rate=round(self._rate, 2) if self._tokens else None,
             eta=None if self._eta is None else round(self._eta, 1),

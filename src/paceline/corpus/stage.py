@@ -25,6 +25,7 @@ from paceline.recipe.schema import Recipe, SourceRecipe
 from paceline.recipe.sources import name_of, source_fields
 from paceline.recipe.stage import Report, StageRecord
 from paceline.recipe.write import adopt_recipe
+from paceline.target.template import RENDERED_BY, rendering_files
 from paceline.types import Split
 from paceline.types.sample import encode_sample
 from paceline.watch.events import Counts, EventWriter
@@ -56,6 +57,7 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     for source in recipe.corpus.sources:
         check_source(Path(source.path))
     check_template_args(recipe.corpus.template_args)
+    files = rendering_files(Path(recipe.target.path))
     renderer = _renderer(recipe)
     record = StageRecord(run_dir.corpus, "prepare", _fields(recipe, renderer), binds=False)
     if record.is_done():
@@ -69,7 +71,7 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     record.begin()
     work = _Work(recipe, renderer, events)
     work.write(run_dir)
-    numbers = work.numbers()
+    numbers = {**work.numbers(), RENDERED_BY: files}
     record.finish([run_dir.prepared, quarantine_path(run_dir)], numbers)
     events.emit("finished", work.counts(is_all=True), report=numbers)
     lines = (*work.lines(), *_warnings(recipe, renderer, work.tally))

@@ -24,11 +24,11 @@ from paceline.doctor.checks import (
 )
 from paceline.doctor.findings import Finder, Finding
 from paceline.doctor.gpu_probe import GpuProbe, HereProbe
-from paceline.doctor.limit import Call
 from paceline.doctor.places import Place, places, staging_folders
 from paceline.doctor.plan import Plan
 from paceline.doctor.touch import touch
 from paceline.doctor.world import MaskPreview, World, cores_here
+from paceline.durable.limit import Call
 from paceline.durable.space import Mount, mount_of
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.doctor.plan_bytes import Samples, StoreSizes
+from paceline.doctor.plan_bytes import Done, Samples, StoreSizes
 from paceline.doctor.plan_facts import Asked, Facts, Needs
 from paceline.doctor.plan_machine import Machine
 from paceline.doctor.plan_memory import StageMemory
@@ -42,6 +42,8 @@ class Plan:
     target_in_memory: bool
     """Whether they lie on a file system in memory, of which they take their size for good."""
     samples: Samples
+    done: Done
+    """Of the samples; `flow` is the time of the others."""
     store: StoreSizes
     staging: Staging | None
     """None where nothing is uploaded."""
@@ -75,6 +77,7 @@ def make_plan(recipe: Recipe, run_dir: RunDir, asked: Asked) -> Plan:
         target_bytes=facts.target.file_bytes,
         target_in_memory=space.is_tmpfs(folder),
         samples=asked.samples,
+        done=asked.done,
         store=needs.store,
         staging=needs.staging,
         flow=speeds,
@@ -107,6 +110,7 @@ def _flow(recipe: Recipe, facts: Facts, needs: Needs) -> Flow:
         facts.asked.upload,
         recipe=recipe,
         tokens=facts.asked.samples.tokens,
+        done=facts.asked.done.tokens,
         store=needs.store,
         staging=needs.staging,
         now=time.time(),

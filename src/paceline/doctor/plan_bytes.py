@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
 from paceline.features.codec import Codec
-from paceline.features.plan import Lengths, plan_units
+from paceline.features.plan import Lengths, unit_bounds
 from paceline.features.sizes import bytes_per_token, store_bytes, unit_bytes_bound
 from paceline.recipe.extract_inputs import resolved_codec
 from paceline.recipe.schema import ExtractRecipe
@@ -37,6 +36,17 @@ class Samples:
     def mean_tokens(self) -> float:
         """Tokens of a sample."""
         return self.tokens / self.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What earlier starts of the extraction have made and verified."""
+
+    shards: int = 0
+    samples: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    """Of those shards, after the codec."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,17 +148,18 @@ _Shard = tuple[int, int]
 def _counted_shards(
     recipe: ExtractRecipe, lengths: Lengths, token: int
 ) -> tuple[int, Sequence[_Shard]]:
-    """How many shards there are, and those that may be the largest."""
-    units = plan_units(
-        lengths,
-        bytes_per_token=token,
-        shard_bytes=recipe.shard_bytes,
-        batch_tokens=recipe.batch_tokens,
-    )
-    ends = np.cumsum(lengths, dtype=np.int64)
-    before = [0, *(int(ends[unit.stop - 1]) for unit in units)]
-    sizes = [(b - a, u.stop - u.start) for (a, b), u in zip(pairwise(before), units, strict=True)]
-    return len(units), (max(sizes), max(sizes, key=lambda shard: shard[1]))
+    """How many shards there are, and those that may be the largest.
+
+    More tokens or more samples take more bytes: of none here has another one more of both.
+    """
+    bounds = unit_bounds(lengths, bytes_per_token=token, shard_bytes=recipe.shard_bytes)
+    before = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))[bounds]
+    sizes = list(zip(np.diff(before).tolist(), np.diff(bounds).tolist(), strict=True))
+    largest: list[_Shard] = []
+    for shard in sorted(set(sizes), reverse=True):
+        if not largest or shard[1] > largest[-1][1]:
+            largest.append(shard)
+    return len(sizes), largest
 
 
 def _estimated_shards(samples: Samples, room: int) -> tuple[int, Sequence[_Shard]]:

@@ -1,10 +1,10 @@
 """What a plan rests on, and the same worked out anew for a recipe with other values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.doctor.plan_bytes import Samples, StoreSizes, store_sizes
+from paceline.doctor.plan_bytes import Done, Samples, StoreSizes, store_sizes
 from paceline.doctor.plan_machine import Machine, read_machine
 from paceline.doctor.plan_memory import Sizes, StageMemory, memory
 from paceline.doctor.plan_rates import Rate, device_names
@@ -28,6 +28,8 @@ class Asked:
     samples: Samples
     lengths: Lengths | None = None
     """Tokens of each sample, where they are known."""
+    done: Done = field(default_factory=Done)
+    """Of these samples."""
     tokens_per_s: float | None = None
     """Of all devices together; None has it looked up or guessed."""
     upload: Rate | None = None

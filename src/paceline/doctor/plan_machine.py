@@ -1,11 +1,10 @@
 """What this machine has: memory, and the GPUs that the recipe names."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-_CGROUP = Path("/sys/fs/cgroup/memory.max")
+from paceline.doctor.group_memory import group_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +45,11 @@ def read_machine(devices: tuple[str, ...]) -> Machine:
 
 
 def _host() -> HostMemory:
-    memory = psutil.virtual_memory()
+    memory, group = psutil.virtual_memory(), group_memory()
     total, available = memory.total, memory.available
-    try:
-        limit = int(_CGROUP.read_text())
-    except (OSError, ValueError):
+    if group is None:
         return HostMemory(total=total, available=available)
-    return HostMemory(total=min(total, limit), available=min(available, limit))
+    return HostMemory(total=min(total, group.limit), available=min(available, group.free))
 
 
 def _gpus(wanted: list[str]) -> tuple[dict[str, Gpu], str]:

@@ -66,7 +66,7 @@ class Flow:
     """Bytes per second that the devices make, after the codec."""
     bottleneck: Bottleneck
     seconds: float | None
-    """To the end of the extraction, from its beginning."""
+    """To the end of the extraction, for what is not verified yet."""
     at_least: float | None
     """The same where only one of the speeds is known."""
     ends_at: float | None
@@ -148,11 +148,12 @@ def flow(
     *,
     recipe: Recipe,
     tokens: int,
+    done: int = 0,
     store: StoreSizes,
     staging: Staging | None,
     now: float,
 ) -> Flow:
-    """Put the rates together.
+    """Put the rates together, for the `tokens` in all of which `done` are verified.
 
     The devices make D bytes a second and the uploads take U. Of n shards that fit into the
     staging each is there while one of w workers makes it, w/D seconds a byte, and while it is
@@ -173,7 +174,8 @@ def flow(
             limits["staging"] = _through(recipe, staging, made, speed)
     is_known = made is not None and (staging is None or speed is not None)
     slowest = min(limits, key=lambda name: limits[name], default=None)
-    at_least = store.total / limits[slowest] if slowest is not None else None
+    left = store.total * max(0, tokens - done) / tokens
+    at_least = left / limits[slowest] if slowest is not None else None
     seconds = at_least if is_known else None
     if staging is not None and staging.limit < staging.smallest:
         slowest, is_known, seconds, fills, lasts = "staging", True, None, None, None

@@ -22,8 +22,8 @@ _SAMPLE_RECORD_BYTES = 60
 _OTHER_BYTES = 64 << 20
 """Events, logs, the score and the report."""
 
-_EXTRACTED = ("features", "staging")
-"""Places that `extract.high_mark` watches."""
+_BEFORE_TRAINING = ("staging", "corpus", "records")
+"""Places that are filled while `extract.high_mark` is watched; checkpoints come later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Staging:
     smallest: int
     """The smallest budget that works: what is reserved for the largest shard."""
     smooth: int
-    """A budget with which neither a worker nor an upload waits for room: a shard for each."""
+    """A budget with which neither a worker nor an upload waits for room."""
     limit: int
     """`extract.staging_bytes`, or half of what is free there now."""
 
@@ -69,17 +69,24 @@ class FileSystem:
     kind: str
     total: int
     free: int
+    spare: int
+    """Of `free`, what an extraction leaves to others; 0 where it keeps no features here."""
     below_mark: int | None
-    """Bytes until `extract.high_mark`; None where nothing is extracted to it."""
+    """Bytes until `extract.high_mark`; None where nothing is staged here."""
     needs: int
     needs_below_mark: int
     """Of `needs`, what an extraction has to write below the mark."""
     places: tuple[Place, ...]
 
     @property
+    def room(self) -> int:
+        """Bytes that the run may take, whatever the mark says."""
+        return self.free - self.spare
+
+    @property
     def fits(self) -> bool:
         """Whether there is room for all of it, below the mark for what the mark watches."""
-        return self.needs <= self.free and (
+        return self.needs <= self.room and (
             self.below_mark is None or self.needs_below_mark <= self.below_mark
         )
 
@@ -90,15 +97,18 @@ def staging_of(recipe: Recipe, run_dir: RunDir, sizes: StoreSizes) -> Staging | 
         return None
     asked = recipe.extract
     processes = len(recipe.target.devices) or recipe.target.workers
-    smooth = (processes + asked.uploads) * sizes.largest_shard
-    folder = staging.choose_staging(
-        asked.staging, run_dir.staging, asked.staging_bytes or sizes.largest_shard
-    )
+
+    def needed(given: int | None) -> int:
+        return staging.staging_needed(
+            given, sizes.largest_shard, workers=processes, uploads=asked.uploads
+        )
+
+    folder = staging.choose_staging(asked.staging, run_dir.staging, needed(asked.staging_bytes))
     return Staging(
         path=str(folder),
         is_memory=space.is_tmpfs(folder),
         smallest=sizes.largest_shard,
-        smooth=smooth,
+        smooth=needed(None),
         limit=staging.staging_limit(asked.staging_bytes, folder),
     )
 
@@ -196,16 +206,17 @@ def _mounted(path: Path) -> tuple[str, str, str]:
 def _file_system(mount: tuple[str, str, str], places: list[Place], high_mark: float) -> FileSystem:
     point, device, kind = mount
     found = space.read_space(Path(places[0].path))
-    watched = any(place.what in _EXTRACTED for place in places)
+    kinds = {place.what for place in places}
+    watched = "staging" in kinds
     room = int(high_mark * (found.used + found.free)) - found.used
-    # Checkpoints come after the extraction, and no mark holds them back.
-    before = sum(p.needs for p in places if p.what in (*_EXTRACTED, "corpus", "records"))
+    before = sum(p.needs for p in places if p.what in _BEFORE_TRAINING)
     return FileSystem(
         point=point,
         device=device,
         kind=kind,
         total=found.total,
         free=found.free,
+        spare=min(found.spare, found.free) if "features" in kinds else 0,
         below_mark=max(0, room) if watched else None,
         needs=sum(place.needs for place in places),
         needs_below_mark=before if watched else 0,
@@ -215,7 +226,7 @@ def _file_system(mount: tuple[str, str, str], places: list[Place], high_mark: fl
 
 def mark_for(file_system: FileSystem, high_mark: float) -> float | None:
     """The lowest mark, in hundredths, below which there is room; None where none is above."""
-    if file_system.below_mark is None or file_system.needs > file_system.free:
+    if file_system.below_mark is None or file_system.needs > file_system.room:
         return None
     found = space.read_space(Path(file_system.places[0].path))
     usable = found.used + found.free

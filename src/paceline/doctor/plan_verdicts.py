@@ -104,17 +104,19 @@ class _Judge:
     def disk(self, system: FileSystem) -> Verdict:
         is_marked = (
             system.below_mark is not None
-            and system.needs <= system.free
+            and system.needs <= system.room
             and system.needs_below_mark > system.below_mark
         )
         names = ", ".join(place.what for place in system.places)
-        mark = f" below extract.high_mark {self.recipe.extract.high_mark:g}" if is_marked else ""
+        limit = f" but for the last {short_bytes(system.spare)}" if system.spare else ""
+        if is_marked:
+            limit = f" below extract.high_mark {self.recipe.extract.high_mark:g}"
         return Verdict(
             name=f"disk {system.point}",
             needs=system.needs_below_mark if is_marked else system.needs,
-            has=system.below_mark if is_marked else system.free,
+            has=system.below_mark if is_marked else system.room,
             fits=system.fits,
-            said=f"{names}; the room there{mark}",
+            said=f"{names}; the room there{limit}",
             advice=() if system.fits else self._for_disk(system),
         )
 
@@ -138,9 +140,7 @@ class _Judge:
         features = next((p for p in system.places if p.what == "features"), None)
         if features is not None:
             # What is short is taken from the samples; all else stays.
-            short = max(
-                system.needs - system.free, system.needs_below_mark - (system.below_mark or 0)
-            )
+            short = system.needs - system.room
             samples = self.facts.asked.samples.count
             fitting = int(samples * (1 - short / max(1, features.bytes)))
             if 0 < fitting < samples:

@@ -18,9 +18,9 @@ _FITS = {True: "yes", False: "NO", None: "unknown"}
 
 def rows(plan: Plan) -> Iterator[Row]:
     """The table: sizes first, then what must fit, then the time."""
-    store, samples = plan.store, plan.samples
-    yield ("samples", f"{samples.count:,}", "", "")
-    yield ("tokens", number(samples.tokens), "", "")
+    store, samples, done = plan.store, plan.samples, plan.done
+    yield ("samples", f"{samples.count:,}", f"{done.samples:,}" if done.samples else "", "")
+    yield ("tokens", number(samples.tokens), number(done.tokens) if done.tokens else "", "")
     yield ("a token", f"{store.bytes_per_token:,} B", "", "")
     yield ("a sample", bytes_text(store.bytes_per_sample), "", "")
     for codec, size in store.by_codec.items():
@@ -62,6 +62,12 @@ def lines(plan: Plan) -> Iterator[str]:
     for sentence in plan.unknown:
         yield f"unknown: {sentence.rstrip('.')}."
     yield f"samples: {plan.samples.said}."
+    done = plan.done
+    if done.shards:
+        yield (
+            f"done: {done.shards:,} of {counted(plan.store.shards, 'shard')} are verified, "
+            f"{short_bytes(done.bytes)}; the time is that of the others."
+        )
     yield from _time(plan)
     for system in plan.file_systems:
         named = ", ".join(
@@ -69,13 +75,12 @@ def lines(plan: Plan) -> Iterator[str]:
             for place in system.places
         )
         yield f"disk {system.point}: {named}; {short_bytes(system.free)} free."
-    names = {verdict.name for verdict in _shown(plan.verdicts)}
     for stage in plan.memory:
         for name, parts in (
             (device_name(stage), stage.on_device),
             (host_name(stage), stage.on_host),
         ):
-            if name in names:
+            if parts:
                 yield f"{name}: {', '.join(_part(part) for part in parts if _is_worth(part))}."
     if plan.target_in_memory and plan.target_bytes is not None:
         yield (
@@ -101,7 +106,9 @@ def _time(plan: Plan) -> Iterator[str]:
         yield f"devices: {flow.tokens_per_s.said}."
     if flow.upload is not None and flow.upload.value is not None:
         yield f"upload: {flow.upload.said}."
-    if staging is not None and staging.limit < staging.smallest:
+    if plan.done.tokens >= plan.samples.tokens:
+        yield "time: nothing is left to extract."
+    elif staging is not None and staging.limit < staging.smallest:
         yield "time: nothing passes through a staging that is too small."
     elif flow.ends_at is not None:
         ends = time.strftime("%Y-%m-%d %H:%M", time.localtime(flow.ends_at))

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from paceline.doctor.limit import Call
+from paceline.durable.limit import Call
 
 _PROGRAM = """
 import json, os, stat, sys

@@ -4,12 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
+from paceline.durable.store_words import OBJECT_SCHEMES, names_secret
 from paceline.recipe.schema import ExtractRecipe, Recipe
 
-OBJECT_SCHEMES = ("s3", "gs", "az")
-"""Schemes of stores that are reached over a network."""
-
-_SECRET = re.compile(r"secret|password|token|(^|_)key($|_)|credential", re.IGNORECASE)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
@@ -24,11 +21,6 @@ def resolved_codec(recipe: ExtractRecipe) -> Literal["none", "planes", "int8o"]:
     if recipe.codec != "auto":
         return recipe.codec
     return "planes" if is_object_store(recipe.store) else "none"
-
-
-def looks_secret(option: str) -> bool:
-    """Whether a store option's name is that of a credential."""
-    return _SECRET.search(option) is not None
 
 
 def extract_problems(recipe: Recipe) -> Iterator[str]:
@@ -64,7 +56,7 @@ def _store(extract: ExtractRecipe) -> Iterator[str]:
                 f"{'folder' if scheme == 'file' else 'bucket'}."
             )
     for name in extract.store_options:
-        if looks_secret(name):
+        if names_secret(name):
             yield (
                 f"extract.store_options.{name}: credentials do not belong into a recipe, which is "
                 "copied into every run. Put them into the environment (AWS_ACCESS_KEY_ID, "

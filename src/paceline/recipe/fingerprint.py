@@ -4,12 +4,13 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from paceline.durable.checksum import crc64_file, crc64_hex
+from paceline.durable.checksum import Around, crc64_file, crc64_hex
 from paceline.durable.errors import DataError
 
 Fields = dict[str, Any]
@@ -36,11 +37,13 @@ def fingerprint(fields: Fields) -> str:
     return hashlib.sha256(canonical).hexdigest()[:32]
 
 
-def digest_file(path: Path) -> str:
+def digest_file(path: Path, *, around: Around = nullcontext) -> str:
     """CRC64NVME and size of a file. Raises DataError where there is none."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file. Check the path in the recipe.")
-    return f"{crc64_hex(crc64_file(path))}-{path.stat().st_size}"
+    with around():
+        if not path.is_file():
+            raise DataError(f"{path}: no such file. Check the path in the recipe.")
+        size = path.stat().st_size
+    return f"{crc64_hex(crc64_file(path, around=around))}-{size}"
 
 
 def _in_words(key: str) -> str:

@@ -126,9 +126,10 @@ class ExtractRecipe:
     staging_bytes: int | None = None
     """The most bytes that may wait there; null takes half of what is free at the start."""
     high_mark: float = 0.8
-    """Used share of a file system above which nothing more is made for it."""
+    """Used share of the file system of the staging above which nothing more is made. Where shards
+    stay in a folder nothing is staged, and the bytes that are free there alone decide."""
     low_mark: float = 0.7
-    """Used share at which the work goes on."""
+    """Used share of it at which the work goes on."""
     space_wait: float = 3600.0
     """Seconds without room, or without an answer of the store, after which the stage gives up."""
     uploads: int = 4

@@ -1,11 +1,12 @@
 """A Transformers model folder, read without Transformers: config, weight files, tokenizer size."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from paceline.durable.checksum import crc64_file, crc64_hex
+from paceline.durable.checksum import Around, crc64_file, crc64_hex
 from paceline.durable.errors import TargetError
 from paceline.recipe.fingerprint import fingerprint, flatten
 from paceline.target.families import FAMILIES, Config, Family
@@ -84,10 +85,12 @@ class ModelFolder:
         )  # fmt: skip
         return 1 + max([top, *(token.id for token in tokenizer.added_tokens)])
 
-    def identity(self) -> str:
+    def identity(self, *, around: Around = nullcontext) -> str:
         """32 hex digits over the bytes of every weight file and the config that shapes them."""
         fields = {
-            f"weights.{file.name}": f"{crc64_hex(crc64_file(file))}-{file.stat().st_size}"
+            f"weights.{file.name}": (
+                f"{crc64_hex(crc64_file(file, around=around))}-{file.stat().st_size}"
+            )
             for file in set(self.weights().values())
         }
         config = flatten(self.outer, "config")

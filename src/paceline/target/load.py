@@ -1,7 +1,7 @@
 """The frozen LLM in this process, through Transformers."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
+from paceline.durable.checksum import Around
 from paceline.durable.errors import DataError, TargetError
 from paceline.recipe.schema import TargetRecipe
 from paceline.target.capture import CapturePlan, PendingFeatures, start_capture
@@ -111,15 +112,16 @@ class Target:
             )
 
 
-def load_target(recipe: TargetRecipe) -> Target:
+def load_target(recipe: TargetRecipe, *, around: Around = nullcontext) -> Target:
     """Load the model in eval mode, in the recipe's dtype, on its device, with SDPA attention.
 
-    Thread counts are the process's own business and are not touched. Raises TargetError where
+    Thread counts are the process's own business and are not touched. `around` is entered for each
+    read of the weights that tells their identity, before they are loaded. Raises TargetError where
     the folder is incomplete (a tensor that is missing would silently start random), of an
     unsupported family, or where the device is not there.
     """
     folder = Path(recipe.path)
-    spec = read_spec(folder)
+    spec = read_spec(folder, around=around)
     try:
         with _no_progress_bar():
             loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -1,9 +1,11 @@
 """What a target is: sizes, kinds and identity, read from its folder without loading it."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.durable.checksum import Around
 from paceline.durable.errors import TargetError
 from paceline.target.families import LayerKind, NormKind
 from paceline.target.folder import ModelFolder
@@ -49,10 +51,11 @@ class TargetSpec:
     pad_token_id: int | None
 
 
-def read_spec(path: Path, *, identify: bool = True) -> TargetSpec:
+def read_spec(path: Path, *, identify: bool = True, around: Around = nullcontext) -> TargetSpec:
     """Read a Transformers folder's JSON files, and its weights once for the identity.
 
-    Without `identify` no weight is read, nor need any be there. Imports neither torch nor
+    Without `identify` no weight is read, nor need any be there; `around` is entered for each read
+    of them. Imports neither torch nor
     Transformers. Raises TargetError for a folder that is incomplete or of an unsupported family.
     """
     folder = ModelFolder(path)
@@ -81,7 +84,7 @@ def read_spec(path: Path, *, identify: bool = True) -> TargetSpec:
         name=folder.outer.get("_name_or_path") or path.resolve().name,
         architecture=(folder.outer.get("architectures") or [""])[0],
         model_type=folder.model_type,
-        identity=folder.identity() if identify else "",
+        identity=folder.identity(around=around) if identify else "",
         num_layers=num_layers,
         hidden_size=hidden,
         intermediate_size=folder.get("intermediate_size"),

@@ -3,6 +3,15 @@
 from collections.abc import Sequence
 
 from paceline.durable.errors import RecipeError
+from paceline.recipe.schema import ExtractRecipe
+
+
+def taps_of(recipe: ExtractRecipe, num_layers: int) -> tuple[int, ...]:
+    """The layers that a recipe taps. Raises RecipeError where they do not fit the target."""
+    if recipe.taps is None:
+        return default_taps(num_layers, recipe.num_taps)
+    check_taps(recipe.taps, num_layers)
+    return recipe.taps
 
 
 def default_taps(num_layers: int, num_taps: int) -> tuple[int, ...]:
@@ -37,7 +46,8 @@ def check_taps(taps: Sequence[int], num_layers: int) -> None:
         raise RecipeError(f"extract.taps: {tuple(taps)} must rise strictly, each layer once.")
     if taps[0] < 0 or taps[-1] >= num_layers:
         raise RecipeError(
-            f"extract.taps: {tuple(taps)} go beyond the target's layers 0..{num_layers - 1}."
+            f"extract.taps: {tuple(taps)} go beyond the target's layers 0..{num_layers - 1}. Name "
+            "others, or give null to have extract.num_taps of them chosen."
         )
     if taps[-1] == num_layers - 1:
         raise RecipeError(

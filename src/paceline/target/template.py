@@ -1,10 +1,35 @@
 """The parts of a tokenizer folder that a drafter's config records, read without a tokenizer."""
 
 import hashlib
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from paceline.recipe.fingerprint import digest_file
+
+RENDERED_BY = "rendered_by"
+"""Key of `rendering_files` in the numbers of `prepare`."""
+
+_LARGEST = 256 << 20
+"""Bytes; a larger file holds weights."""
+
+
+def rendering_files(folder: Path) -> dict[str, str]:
+    """Digests of the files that template, tokenizer and end tokens follow from.
+
+    These are all files of a model folder, those of its additional templates included, that are
+    not large; the version of the library that reads them is among them. Equal digests mean equal
+    tokens, and looking at them takes no library.
+    """
+    files = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
+    digests = {
+        path.relative_to(folder).as_posix(): digest_file(path)
+        for path in sorted(files)
+        if path.is_file() and path.stat().st_size <= _LARGEST
+    }
+    return {**digests, "transformers": importlib.metadata.version("transformers")}
 
 
 def template_digest(folder: Path) -> str:

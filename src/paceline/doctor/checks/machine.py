@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.doctor.findings import Finder, Finding
+from paceline.doctor.group_memory import group_memory
 from paceline.doctor.world import World
 from paceline.durable.amounts import size_text, span_text
 from paceline.durable.staging import SHARED_MEMORY
@@ -75,9 +76,9 @@ def check_memory(world: World) -> Iterator[Finding]:
         yield _MEMORY.note("not looked at: the system does not tell how much there is")
         return
     total, available = table["MemTotal"], table["MemAvailable"]
-    limit = _cgroup_limit(world.root)
-    if limit is not None and limit[0] < total:
-        total, available = limit[0], min(available, max(0, limit[0] - limit[1]))
+    group = group_memory(world.root)
+    if group is not None and group.limit < total:
+        total, available = group.limit, min(available, group.free)
     state = f"{size_text(available)} of {size_text(total)} available"
     swap = table.get("SwapTotal", 0) - table.get("SwapFree", 0)
     if available < _LOW_SHARE * total:
@@ -101,20 +102,6 @@ def _meminfo(root: Path) -> dict[str, int]:
         return {}
     rows = (re.fullmatch(r"(\w+):\s+(\d+) kB", line) for line in lines)
     return {row[1]: int(row[2]) << 10 for row in rows if row}
-
-
-def _cgroup_limit(root: Path) -> tuple[int, int] | None:
-    """Limit and use of this container's memory, bytes; None where it has no limit."""
-    group = root / "sys/fs/cgroup"
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return int((group / limit).read_text()), int((group / used).read_text())
-        except (OSError, ValueError):
-            continue
-    return None
 
 
 def check_clock(world: World) -> Iterator[Finding]:

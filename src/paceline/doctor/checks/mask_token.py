@@ -9,6 +9,7 @@ import msgspec
 from paceline.doctor.findings import Finder, Finding
 from paceline.doctor.world import World
 from paceline.durable.errors import PacelineError
+from paceline.target.fit import mask_problem
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.target.template import special_token_ids
 
@@ -36,12 +37,11 @@ def check(world: World) -> Iterator[Finding]:
     if token is None:
         yield from _chosen(spec, special)
         return
-    problem = _problem(token, spec)
+    problem = mask_problem(token, spec)
     if problem:
         yield _FIND.error(
             f"{key}: {token} {problem}",
-            "the drafter could not tell a masked slot from that token; the training would refuse "
-            "it, after the extraction",
+            "the drafter could not tell a masked slot from that token, so a run refuses it",
             mend,
         )
         return
@@ -79,22 +79,11 @@ def _asked(world: World) -> tuple[int | None, str, str]:
     return None, "", ""
 
 
-def _problem(token: int, spec: TargetSpec) -> str:
-    """Why a token cannot be the mask; empty where it can. The rule of `drafter.build`."""
-    if token >= spec.vocab_size:
-        return f"is no row of the embedding, which has {spec.vocab_size}"
-    if token in spec.eos_token_ids:
-        return "ends an answer"
-    if token == spec.pad_token_id:
-        return "is the padding token"
-    return "begins every text" if token == spec.bos_token_id else ""
-
-
 def _chosen(spec: TargetSpec, special: tuple[int, ...]) -> Iterator[Finding]:
     if spec.tokenizer_size < spec.vocab_size:
         yield _FIND.ok(f"row {spec.tokenizer_size}, behind the tokenizer's last token, is taken")
         return
-    free = [token for token in special if not _problem(token, spec)]
+    free = [token for token in special if not mask_problem(token, spec)]
     if free:
         yield _FIND.ok(
             f"no padding rows; one of {len(free)} special tokens that the corpus lacks is taken"

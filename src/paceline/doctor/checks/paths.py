@@ -3,6 +3,7 @@
 import shlex
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.doctor.findings import Finder, Finding
@@ -20,23 +21,46 @@ _TEMPORARY = ("/tmp", "/var/tmp", "/run")
 _LASTING = "/a/lasting/folder"
 
 
+@dataclass(frozen=True)
+class _Passing:
+    """Why paths will not outlive the next stop; those with an equal reason are told together."""
+
+    where: str
+    lost: str
+    first: str = ""
+    """What to do before they can be moved."""
+
+
 def check(world: World) -> Iterator[Finding]:
     """A finding for each path that is wrong; one `ok` for those that are right."""
     right: list[str] = []
+    passing: list[str] = []
+    short_lived: dict[_Passing, list[Place]] = {}
     for place in world.places:
         answer = world.answers[place.path]
         if answer.kind == "none" and not place.written:
             continue  # `_missing` knows whether it is needed.
         findings = [*_reachable(place, answer)]
         if not findings:
-            findings = [*_writable(place, answer), *_lasting(place, answer, world)]
+            findings = [*_writable(place, answer)]
+            reason = None if place.is_memory_fine else _passes(place, answer, world)
+            if isinstance(reason, Finding):
+                findings.append(reason)
+            elif reason is not None:
+                short_lived.setdefault(reason, []).append(place)
+                yield from findings
+                continue
         if not findings:
-            right.append(f"{place.role} ({place.path})")
+            (passing if place.is_memory_fine else right).append(f"{place.role} ({place.path})")
         yield from findings
+    for reason, lying in short_lived.items():
+        yield _short_lived(reason, lying)
     if all(answer.kind != "silent" for answer in world.answers.values()):
         yield from _missing(world)
     if right:
         yield _FIND.ok(f"on lasting storage: {', '.join(right)}")
+    if passing:
+        yield _FIND.ok(f"may be written, and need not outlive a boot: {', '.join(passing)}")
 
 
 def silent(place: Place) -> Finding:
@@ -80,50 +104,58 @@ def _writable(place: Place, answer: Answer) -> Iterator[Finding]:
         )
 
 
-def _lasting(place: Place, answer: Answer, world: World) -> Iterator[Finding]:
-    if place.is_memory_fine:
-        return
+def _passes(place: Place, answer: Answer, world: World) -> "_Passing | Finding | None":
+    """Why what lies there will not outlive the next stop; None where it will."""
     at = Path(answer.at)
     try:
         mount = world.mounts(at)
     except OSError:
-        yield _FIND.note(f"{place.role}: nobody knows what {at} is mounted on")
-        return
-    lost = "the run cannot go on" if place.role in ("recipe", "run directory") else "it is needed"
+        return _FIND.note(f"{place.role}: nobody knows what {at} is mounted on")
     if mount.kind in _MEMORY:
-        heavy = place.role == "target.path"
-        yield _FIND.warning(
-            f"{place.role}: {place.path} lies in memory ({mount.kind} at {mount.point})",
-            f"it is gone after the next boot, and {lost}"
-            + ("; until then it takes memory that workers and staging could use" if heavy else ""),
-            _move(place),
+        return _Passing(f"in memory ({mount.kind} at {mount.point})", "gone after the next boot")
+    if "overlay" in mount.kind and mount.point == Path("/"):
+        return _Passing(
+            f"in the container's own layer ({mount.kind} at /)",
+            "gone with the container",
+            "mount a folder of the machine into the container; ",
         )
-    elif "overlay" in mount.kind and mount.point == Path("/"):
-        yield _FIND.warning(
-            f"{place.role}: {place.path} lies in the container's own layer ({mount.kind} at /)",
-            f"it is gone with the container, and {lost}",
-            f"mount a folder of the machine into the container and {_move(place)}",
-        )
-    elif _is_temporary(at):
-        yield _FIND.warning(
-            f"{place.role}: {place.path} lies in a temporary folder",
-            f"such folders are emptied at boot or by age, and {lost}",
-            _move(place),
-        )
+    folder = _temporary(at)
+    if folder is not None:
+        return _Passing(f"in a temporary folder ({folder})", "emptied at boot or by age")
+    return None
 
 
-def _is_temporary(path: Path) -> bool:
-    folders = {*map(Path, _TEMPORARY), Path(tempfile.gettempdir())}
-    return any(path.is_relative_to(folder) for folder in folders)
+def _temporary(path: Path) -> Path | None:
+    folders = sorted({*map(Path, _TEMPORARY), Path(tempfile.gettempdir())})
+    return next((folder for folder in folders if path.is_relative_to(folder)), None)
 
 
-def _move(place: Place) -> str:
-    if place.role == "run directory":
-        return f"give another run directory: --run {_LASTING}/{place.path.name}"
-    if place.role == "extract.store":
-        return f"--set extract.store={_LASTING}"
-    command = command_line("cp", "-a", place.path, f"{_LASTING}/")
-    return command if place.role == "recipe" else f"{command} and name it in the recipe"
+def _short_lived(reason: _Passing, lying: list[Place]) -> Finding:
+    """One finding for all that lie in one folder."""
+    verb = "lies" if len(lying) == 1 else "lie"
+    heavy = "in memory" in reason.where and any(place.role == "target.path" for place in lying)
+    return _FIND.warning(
+        f"{', '.join(f'{place.role} ({place.path})' for place in lying)} {verb} {reason.where}",
+        f"what lies there is {reason.lost}, and the run cannot go on without it"
+        + ("; until then it takes memory that workers and staging could use" if heavy else ""),
+        reason.first + _move(lying),
+    )
+
+
+def _move(lying: list[Place]) -> str:
+    copied = [place for place in lying if place.role not in ("run directory", "extract.store")]
+    steps: list[str] = []
+    if copied:
+        command = command_line("cp", "-a", *(place.path for place in copied), f"{_LASTING}/")
+        named = [place for place in copied if place.role != "recipe"]
+        it = "it" if len(named) == 1 else "them"
+        steps.append(f"{command} and name {it} in the recipe" if named else command)
+    for place in lying:
+        if place.role == "extract.store":
+            steps.append(f"--set extract.store={_LASTING}")
+        elif place.role == "run directory":
+            steps.append(f"--run {_LASTING}/{place.path.name}")
+    return "; ".join(steps)
 
 
 def _missing(world: World) -> Iterator[Finding]:

@@ -4,14 +4,14 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from paceline.doctor.findings import Finder, Finding
-from paceline.doctor.limit import Call
 from paceline.doctor.world import World
 from paceline.durable.errors import PacelineError, StoreFailed
+from paceline.durable.limit import Call
 from paceline.durable.open_store import open_store
 from paceline.durable.s3_admin import has_abort_rule, multipart_uploads
 from paceline.durable.store import Store
@@ -47,14 +47,13 @@ def check(world: World) -> Iterator[Finding]:
     except PacelineError as error:
         yield _FIND.error(str(error), "no shard could be kept", "correct extract.store")
         return
-    findings = [*_probe(store, world.seconds)]
-    yield from findings
-    if any("does not answer" in finding.what for finding in findings):
-        return
-    yield from _leftovers(store, extract, world.seconds)
+    reached = yield from _probe(store, extract, world.seconds)
+    if reached:
+        yield from _leftovers(store, extract, world.seconds)
 
 
-def _probe(store: Store, seconds: float) -> Iterator[Finding]:
+def _probe(store: Store, extract: ExtractRecipe, seconds: float) -> Generator[Finding, None, bool]:
+    """Whether the bucket answered at all is what it returns."""
     key = f"paceline-doctor-{uuid.uuid4().hex}"
     content = f"A probe of `paceline doctor`, {time.time():.0f}. It may be deleted.\n".encode()
 
@@ -74,36 +73,47 @@ def _probe(store: Store, seconds: float) -> Iterator[Finding]:
     ]
     good: list[str] = []
     may_be_there = False
+    reached = True
     for name, step in steps:
         try:
             _within(step, seconds)
         except TimeoutError:
             yield _silent(store, name, seconds)
             may_be_there = True
+            reached = False
             break
         except (PacelineError, OSError, KeyError) as error:
             yield _refused(store, name, error)
             if name == "write":
+                failed = error if isinstance(error, StoreFailed) else None
+                reached = failed is None or failed.kind == "denied"
                 # Nothing is there to read, list or delete, unless the answer alone was lost.
-                may_be_there = isinstance(error, StoreFailed) and error.transient
+                may_be_there = (
+                    failed is not None and failed.transient and failed.kind != "unreached"
+                )
                 break
         else:
             good.append(name)
     if may_be_there:
-        yield from _removed(store, key, seconds)
+        yield from _removed(store, extract, key, seconds)
     if len(good) == len(steps):
         yield _FIND.ok(f"{store.url}: a probe object was written, read, listed and deleted")
+    return reached
 
 
-def _removed(store: Store, key: str, seconds: float) -> Iterator[Finding]:
+def _removed(store: Store, extract: ExtractRecipe, key: str, seconds: float) -> Iterator[Finding]:
     """Try to remove a probe whose fate is not known; say where it may lie if that fails."""
     try:
         _within(lambda: store.delete([key]), seconds)
     except (TimeoutError, PacelineError, OSError):
+        at = f"{urlsplit(store.url).path.strip('/')}/{key}".lstrip("/")
         yield _FIND.note(
-            f"{store.url}/{key} may have been left there", "a few bytes; nothing reads it",
-            f"delete {key}",
-        )  # fmt: skip
+            f"{store.url}/{key} may have been left there",
+            "a few bytes; nothing reads it",
+            _aws(extract, "delete-object", "--key", at)
+            if urlsplit(store.url).scheme == "s3"
+            else "once the store answers, remove that object with its own tool",
+        )
 
 
 def _silent(store: Store, name: str, seconds: float) -> Finding:
@@ -116,6 +126,17 @@ def _silent(store: Store, name: str, seconds: float) -> Finding:
 
 def _refused(store: Store, name: str, error: Exception) -> Finding:
     why, action = _NEEDS[name]
+    make = _FIND.warning if name == "delete" else _FIND.error
+    if not isinstance(error, StoreFailed):
+        return make(
+            f"{name} failed: {error}", why, "use another store: this one does not give back what "
+            "it was given",
+        )  # fmt: skip
+    said = str(error).removesuffix(error.advice).rstrip()
+    if error.kind != "denied":
+        return make(
+            f"{name} failed: {said}", why, error.advice.rstrip(".") or "look at the store's own log"
+        )
     bucket = urlsplit(store.url)
     where = bucket.netloc if name == "list" else f"{bucket.netloc}{bucket.path.rstrip('/')}/*"
     mend = (
@@ -124,8 +145,7 @@ def _refused(store: Store, name: str, error: Exception) -> Finding:
         if bucket.scheme == "s3"
         else f"allow this user to {name} objects there"
     )
-    make = _FIND.warning if name == "delete" else _FIND.error
-    return make(f"{name} is refused: {error}", why, mend)
+    return make(f"{name} is refused: {said}", why, mend)
 
 
 def _leftovers(store: Store, extract: ExtractRecipe, seconds: float) -> Iterator[Finding]:

@@ -6,9 +6,10 @@ from pathlib import Path
 from paceline.doctor.findings import Finder, Finding
 from paceline.doctor.safetensors_header import read_header
 from paceline.doctor.world import World
-from paceline.durable.errors import PacelineError
-from paceline.recipe.schema import Recipe
+from paceline.durable.errors import PacelineError, TargetError
+from paceline.target.fit import vocabulary_problems
 from paceline.target.folder import ModelFolder
+from paceline.target.spec import read_spec
 from paceline.watch.words import command_line, counted
 
 _FIND = Finder("vocabulary")
@@ -53,7 +54,20 @@ def check(world: World) -> Iterator[Finding]:
         spare = smallest - size
         padding = f", {counted(spare, 'padding row')}" if spare else ""
         yield _FIND.ok(f"tokenizer {size} ids, lm_head {smallest} rows{padding}")
-    yield from _draft_vocabulary(world.recipe, size or smallest)
+    try:
+        spec = read_spec(path, identify=False)
+    except TargetError as error:
+        if size is None or size <= smallest:  # Else it was said.
+            yield _FIND.error(
+                str(error), "the target cannot be loaded", f"fetch the target again into {path}"
+            )
+        return
+    for problem in vocabulary_problems(world.recipe, spec):
+        yield _FIND.error(
+            problem,
+            "every command would refuse the recipe",
+            f"--set drafter.draft_vocab={spec.tokenizer_size}",
+        )
 
 
 def _rows(folder: ModelFolder) -> dict[str, int]:
@@ -76,13 +90,3 @@ def _incomplete(folder: ModelFolder) -> Iterator[Finding]:
                 "the target cannot be loaded",
                 f"fetch {file.name} again",
             )
-
-
-def _draft_vocabulary(recipe: Recipe, whole: int) -> Iterator[Finding]:
-    asked = recipe.drafter.draft_vocab
-    if asked is not None and asked > whole:
-        yield _FIND.error(
-            f"drafter.draft_vocab: {asked} is more than the target's {whole} tokens",
-            "the training would refuse it, after the extraction",
-            f"--set drafter.draft_vocab={whole}",
-        )
