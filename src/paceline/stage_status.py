@@ -1,19 +1,25 @@
 """How one stage of a run stands, from its record, its events and its checkpoints."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import gethostname
 from typing import Any, Literal, TypeGuard
 
-from paceline.durable.errors import PacelineError
 from paceline.durable.owner import Owner
 from paceline.pipeline import STAGES as _MODULES
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
-from paceline.recipe.stage import Record, outputs_digest, read_record
-from paceline.status_parts import Extraction, Training, extraction_part, training_part
+from paceline.recipe.stage import Record, outputs_digest
+from paceline.stage_folders import Kept
+from paceline.status_parts import (
+    Extraction,
+    Training,
+    extraction_part,
+    skipping_part,
+    training_part,
+)
 from paceline.watch.events import ENDS, SCHEMA_VERSION, Counts
 from paceline.watch.tail import counts_of, last_events
 from paceline.watch.words import span
@@ -29,13 +35,15 @@ StageState = Literal[
     "failed",
     "refused",
     "interrupted",
+    "part done",
     "died",
     "damaged",
 ]
 """`off`: not asked for by the recipe. `pending`: not begun. `refused`: what was asked for is
 impossible. `outdated`: the score is complete, but of another drafter than the one that is chosen
-now. `died`: its process ended without a word. `damaged`: the record cannot be believed, or an
-output is not there as it was written."""
+now. `part done`: this machine's part is done, and other machines do the rest. `died`: its process
+ended without a word. `damaged`: the record cannot be believed, or an output is not there as it was
+written."""
 
 
 _AFTER_END = 1000
@@ -57,6 +65,8 @@ class StageStatus:
     """At work, in its last process."""
     heard: float | None = None
     """Its last sign of life, in seconds since the epoch."""
+    ended: float | None = None
+    """When it was finished, in seconds since the epoch; None where it is not, or nothing tells."""
     pid: int | None = None
     """Of the process that gave it."""
     host: str | None = None
@@ -87,39 +97,33 @@ class _Heard:
     step: int | None = None
     loss: float | None = None
     learning_rate: float | None = None
+    checking: dict[str, Any] = field(default_factory=dict)
+    """The last `checking` that is newer than the counts: what is there is looked at, or was."""
     note: str = ""
-
-
-def folder_of(name: str, paths: RunDir) -> Path:
-    """Where a stage keeps its record and artefacts."""
-    match name:
-        case "extract":
-            return paths.features
-        case "train":
-            return paths.checkpoints
-        case "score":
-            return paths.score
-        case _:
-            return paths.corpus
 
 
 def stage_status(
     name: str,
     paths: RunDir,
     recipe: Recipe | None,
+    folders: Mapping[str, Kept],
     *,
     owner: Owner | None,
     is_held: bool,
     now: float,
 ) -> StageStatus:
-    """Look at one stage; `owner` is the process at work, where it is known who holds the run."""
-    record, damage = _record(name, paths)
-    is_done = record is not None and record.outputs is not None
+    """Look at one stage; `folders` are what all of them keep.
+
+    `owner` is the process at work, where it is known who holds the run.
+    """
+    kept = folders[name]
+    record = kept.record
     path = paths.events / f"{name}.jsonl"
-    heard = _listen(path, is_train=name == "train", is_done=is_done)
+    heard = _listen(path, is_train=name == "train", is_done=kept.is_complete)
     last = heard.last or {}
     is_running = _is_running(last, owner, is_held=is_held)
-    state = _state(name, paths, recipe, record, damage, last, is_running=is_running)
+    is_skipping = is_running and heard.checking.get("pid") == last["pid"]
+    state = _state(name, folders, recipe, last, is_running=is_running)
     counts = heard.counts
     is_whole = state in ("finished", "outdated")
     if counts is None and is_whole and record is not None:
@@ -128,9 +132,7 @@ def stage_status(
         counts = replace(counts, rate=None, eta=None)
     if counts is not None and not is_running:
         counts = replace(counts, eta=None)
-    notes = [heard.note] if heard.note else []
-    if is_running and last.get("kind") == "checking":
-        notes.append("It looks at what is there, and skips what is verified.")
+    notes = [note for note in (kept.silence, heard.note) if note]
     if is_running and last.get("kind") == "stuck":
         # While counts are told, they have the calls that hang beside them.
         notes.append(_hanging(last, now))
@@ -142,24 +144,29 @@ def stage_status(
         notes.append(f"The last attempt at it ended early: {last.get('error')}")
     at_work = last if is_running or heard.ended is None else heard.ended
     training = extraction = None
-    if name == "train":
+    if name == "train" and not kept.silence:
         training = training_part(
             paths.checkpoints,
-            None if damage else record,
+            kept.checkpoints,
+            None if kept.damage else record,
             step=heard.step,
             loss=heard.loss,
             learning_rate=heard.learning_rate,
         )
-    if name == "extract" and heard.told:
+    if name == "extract" and is_skipping:
+        extraction = skipping_part(heard.told, heard.checking)
+    elif name == "extract" and (heard.told or heard.checking):
+        told = {**heard.told, **{k: v for k, v in heard.checking.items() if k == "part"}}
         # Workers and waits of a process before this one are no more.
-        extraction = extraction_part(heard.told, is_running=is_running and heard.is_own)
+        extraction = extraction_part(told, is_running=is_running and heard.is_own)
     return StageStatus(
         name=name,
         state=state,
-        detail=_detail(state, damage, last, now) + _goes_on(state, training),
+        detail=_detail(state, kept.damage, last, now) + _goes_on(state, training),
         counts=counts,
         seconds=_seconds(at_work, is_running=is_running, now=now),
         heard=last.get("t"),
+        ended=None if heard.ended is None else heard.ended["t"],
         pid=last.get("pid"),
         host=_text(last.get("host")),
         training=training,
@@ -210,9 +217,11 @@ def _listen(path: Path, *, is_train: bool, is_done: bool) -> _Heard:
                 if event["kind"] != "finished":
                     continue
                 heard = replace(heard, ended=event)
+            if event["kind"] == "checking" and heard.counts is None and not heard.checking:
+                heard = replace(heard, checking=event)
             if heard.counts is None and (counts := counts_of(event)) is not None:
                 told = heard.ended or last
-                own = event["pid"] == told["pid"]
+                own = event["pid"] == told["pid"] and not heard.checking
                 heard = replace(heard, counts=counts, told=event, is_own=own)
             if heard.step is None and type(event.get("step")) is int:
                 heard = replace(heard, step=event["step"])
@@ -229,29 +238,6 @@ def _listen(path: Path, *, is_train: bool, is_done: bool) -> _Heard:
     return replace(heard, last=last)
 
 
-def _record(name: str, paths: RunDir) -> tuple[Record | None, str]:
-    """The record, and what is wrong with it or the outputs that it lists."""
-    folder = folder_of(name, paths)
-    try:
-        record = read_record(folder, name)
-    except PacelineError as error:
-        return None, str(error)
-    except OSError as error:
-        return None, f"{folder / f'{name}.stage.json'}: cannot be read ({error.strerror})."
-    for output, digest in ((record.outputs if record else None) or {}).items():
-        path = folder / output
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            return record, f"{path}: {error.strerror}. {_REDONE}"
-        if str(size) != digest.rpartition("-")[2]:
-            return record, f"{path}: {size:,} bytes, not as many as were written. {_REDONE}"
-    return record, ""
-
-
-_REDONE = "The stage makes it anew when it is run again."
-
-
 def _is_running(last: dict[str, Any], owner: Owner | None, *, is_held: bool) -> bool:
     if not is_held or not last or last["kind"] in ENDS:
         return False
@@ -260,43 +246,45 @@ def _is_running(last: dict[str, Any], owner: Owner | None, *, is_held: bool) -> 
 
 def _state(
     name: str,
-    paths: RunDir,
+    folders: Mapping[str, Kept],
     recipe: Recipe | None,
-    record: Record | None,
-    damage: str,
     last: dict[str, Any],
     *,
     is_running: bool,
 ) -> StageState:
-    kind = last.get("kind")
+    kept, kind = folders[name], last.get("kind")
     if is_running:
         return "running"
-    if damage:
+    if kept.damage:
         return "damaged"
-    if record is not None and record.outputs is not None:
-        return "outdated" if name == "score" and _is_outdated(record, paths) else "finished"
-    if name == "regenerate" and not _is_asked(paths, recipe):
+    if kept.record is not None and kept.is_complete:
+        is_old = name == "score" and _is_outdated(kept.record, folders["train"].record)
+        return "outdated" if is_old else "finished"
+    if name == "regenerate" and not _is_asked(folders["prepare"].record, recipe):
         return "off"
+    if kept.silence and kind in ("finished", "skipped"):
+        return "finished"
     if kind == "failed":
         return "refused" if last.get("refused") is True else "failed"
     if kind == "interrupted":
         return "interrupted"
+    if kind == "part_done":
+        return "part done"
     # A record comes before the first event: events without one are those of a removed stage.
-    return "pending" if record is None else "died"
+    has_begun = bool(last) if kept.silence else kept.record is not None
+    return "died" if has_begun else "pending"
 
 
-def _is_outdated(score: Record, paths: RunDir) -> bool:
+def _is_outdated(score: Record, train: Record | None) -> bool:
     """Whether the training has chosen another drafter since; False where that cannot be told."""
-    train, _ = _record("train", paths)
     chosen = None if train is None else outputs_digest(train)
     return chosen is not None and score.fields.get("drafter", chosen) != chosen
 
 
-def _is_asked(paths: RunDir, recipe: Recipe | None) -> bool:
+def _is_asked(prepared: Record | None, recipe: Recipe | None) -> bool:
     """Whether answers are to be regenerated."""
     if recipe is not None:
         return recipe.regenerate.enabled
-    prepared, _ = _record("prepare", paths)
     return prepared is None or prepared.fields.get("regenerate.enabled") is not False
 
 
@@ -306,6 +294,8 @@ def _detail(state: StageState, damage: str, last: dict[str, Any], now: float) ->
             return damage
         case "failed" | "refused" | "interrupted":
             return str(last.get("error", ""))
+        case "part done":
+            return str(last.get("told", ""))
         case "died" if last:
             host = _text(last.get("host"))
             where = f" on {host}" if host else ""

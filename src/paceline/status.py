@@ -5,6 +5,7 @@ files of checkpoints. That outputs hold what was written, only the stages check,
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -15,17 +16,31 @@ from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.write import is_run
-from paceline.stage_status import STAGES, StageStatus, folder_of, stage_status, started_anew
+from paceline.stage_folders import Kept, folder_of, look_at_folders
+from paceline.stage_status import STAGES, StageStatus, stage_status, started_anew
 from paceline.watch.words import command_line, counted
 
 RunState = Literal[
-    "running", "finished", "failed", "refused", "interrupted", "died", "damaged", "partial", "empty"
+    "running",
+    "finished",
+    "failed",
+    "refused",
+    "interrupted",
+    "died",
+    "damaged",
+    "part done",
+    "partial",
+    "empty",
 ]
-"""`partial`: some stages are finished, nothing went wrong, and nobody works on the others; an
+"""`part done`: this machine's part of the extraction is done, and other machines do the rest.
+`partial`: some stages are finished, nothing went wrong, and nobody works on the others; an
 outdated score is one of those. `empty`: no stage has begun."""
 
 SCHEMA_VERSION = 1
 """Of RunStatus as JSON; keys are added without a new one, never renamed or removed."""
+
+_FOLDER_SECONDS = 3.0
+"""In which the stages' folders, which may be links to other mounts, have to answer."""
 
 _BAD = ("damaged", "failed", "refused", "died", "interrupted")
 """Worst first."""
@@ -53,6 +68,13 @@ class RunStatus:
     """What could not be read."""
     next: str
     """The one thing to do."""
+    command: str
+    """What goes on with the run, a stage at work or not; empty where nothing is left to do."""
+
+    @property
+    def part(self) -> str:
+        """Of an unfinished extraction, what this machine does, such as `1/4`; empty: all of it."""
+        return _part(self.stages)
 
 
 def run_status(run_dir: Path) -> RunStatus:
@@ -66,9 +88,12 @@ def run_status(run_dir: Path) -> RunStatus:
     now = time.time()
     is_held, owner, died = _owner(run_dir)
     recipe, notes = _recipe(paths)
+    folders = look_at_folders(STAGES, paths, seconds=_FOLDER_SECONDS)
     stages = tuple(
-        stage_status(name, paths, recipe, owner=owner, is_held=is_held, now=now) for name in STAGES
+        stage_status(name, paths, recipe, folders, owner=owner, is_held=is_held, now=now)
+        for name in STAGES
     )
+    stages = _without_the_past(stages, folders)
     if is_held:
         stages = _with_current(stages, owner)
     state = _run_state(stages, is_held=is_held, died=died)
@@ -80,6 +105,7 @@ def run_status(run_dir: Path) -> RunStatus:
             *notes,
             f"`{died.doing}`, process {died.pid} on {died.host}, ended without a word.{since}",
         )
+    command = "" if state == "finished" else _command(paths, _part(stages))
     return RunStatus(
         schema_version=SCHEMA_VERSION,
         root=str(run_dir),
@@ -90,7 +116,8 @@ def run_status(run_dir: Path) -> RunStatus:
         died=died,
         stages=stages,
         notes=notes,
-        next=_next(state, paths, _part(stages)),
+        next=_next(state, paths, command),
+        command=command,
     )
 
 
@@ -98,9 +125,9 @@ def _require_run(paths: RunDir) -> None:
     root = paths.root
     if not root.is_dir():
         raise UserError(f"{root}: no such folder. Give the run directory, such as runs/demo.")
-    marks = [root / LOCK]
-    for name in STAGES:
-        marks += [folder_of(name, paths) / f"{name}.stage.json", paths.events / f"{name}.jsonl"]
+    # Folders that may be other mounts come last: where anything before them is, none is looked at.
+    marks = [root / LOCK, *(paths.events / f"{name}.jsonl" for name in STAGES)]
+    marks += [folder_of(name, paths) / f"{name}.stage.json" for name in STAGES]
     if not is_run(root) and not any(mark.exists() for mark in marks):
         raise UserError(
             f"{root}: not a run directory: no recipe of a run, no records, no events. Give the "
@@ -134,6 +161,29 @@ def _recipe(paths: RunDir) -> tuple[Recipe | None, tuple[str, ...]]:
         return None, (f"{lines[0]}{more}",) if paths.recipe.exists() else ()
 
 
+def _without_the_past(
+    stages: tuple[StageStatus, ...], folders: Mapping[str, Kept]
+) -> tuple[StageStatus, ...]:
+    """Tell as past what a stage failed over or was refused for before an earlier one was finished.
+
+    What it lacked may be there now.
+    """
+    found: list[StageStatus] = []
+    ended, name = 0.0, ""
+    for stage in stages:
+        if stage.state in ("failed", "refused") and (stage.heard or ended) < ended:
+            how = "failed" if stage.state == "failed" else "was refused"
+            note = f"The last attempt at it {how}, before {name} was finished: {stage.detail}"
+            has_begun = folders[stage.name].record is not None
+            state = "interrupted" if has_begun else "pending"
+            found.append(replace(stage, state=state, detail="", notes=(*stage.notes, note)))
+        else:
+            found.append(stage)
+        if stage.ended is not None and stage.ended > ended:
+            ended, name = stage.ended, stage.name
+    return tuple(found)
+
+
 def _with_current(stages: tuple[StageStatus, ...], owner: Owner | None) -> tuple[StageStatus, ...]:
     """Name a stage as running where its process has not told anything of it yet."""
     if any(stage.state == "running" for stage in stages):
@@ -161,6 +211,8 @@ def _run_state(stages: tuple[StageStatus, ...], *, is_held: bool, died: Owner | 
         return "finished"
     if died is not None:
         return "died"
+    if "part done" in states:
+        return "part done"
     return "partial" if "finished" in states else "empty"
 
 
@@ -172,10 +224,14 @@ def _part(stages: tuple[StageStatus, ...]) -> str:
     return found.extraction.part
 
 
-def _next(state: RunState, paths: RunDir, part: str) -> str:
+def _command(paths: RunDir, part: str) -> str:
     recipe = () if paths.recipe.is_file() else ("recipe.yaml",)
     words = ("extract", *recipe, "--shard", part) if part else ("run", *recipe)
-    command = f"`{command_line('paceline', *words, '--run', paths.root)}`"
+    return command_line("paceline", *words, "--run", paths.root)
+
+
+def _next(state: RunState, paths: RunDir, command: str) -> str:
+    command = f"`{command}`"
     match state:
         case "running":
             again = command_line("paceline", "status", paths.root)
@@ -193,5 +249,10 @@ def _next(state: RunState, paths: RunDir, part: str) -> str:
             return f"Do what is said about the damage, then {command}: what is whole is kept."
         case "empty":
             return f"{command} begins."
+        case "part done":
+            return (
+                f"{command} takes the whole over once the other machines are done, and "
+                f"`{_command(paths, '')}` then goes on with the training."
+            )
         case _:
             return f"{command} goes on from what is complete."

@@ -1,13 +1,13 @@
 """What only one kind of stage has to tell: a training's curve, an extraction's workers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from paceline.recipe.checkpoints import list_checkpoints, rank
+from paceline.recipe.checkpoints import Checkpoint, rank
 from paceline.recipe.stage import Record
 
 
@@ -77,10 +77,14 @@ class Stuck:
 class Extraction:
     """What only an extraction has, as its last event says."""
 
+    state: str = ""
+    """`skipping`, while what is there is looked at and what is verified is left as it is; then the
+    workers have states."""
     units: int = 0
     """Shards in all."""
     units_done: int = 0
     units_skipped: int = 0
+    """Of those done: by earlier starts. While `skipping`: found verified so far."""
     workers: tuple[WorkerNow, ...] = ()
     waiting: Waiting | None = None
     stuck: tuple[Stuck, ...] = ()
@@ -104,14 +108,14 @@ class Extraction:
 
 def training_part(
     checkpoints_folder: Path,
+    checkpoints: Sequence[Checkpoint],
     record: Record | None,
     *,
     step: int | None,
     loss: float | None,
     learning_rate: float | None,
 ) -> Training:
-    """Look at the checkpoints; the rest is what the events said."""
-    checkpoints = list_checkpoints(checkpoints_folder)
+    """What the checkpoints of that folder tell; the rest is what the events said."""
     measured = [c for c in checkpoints if c.tau]
     readable = [c for c in checkpoints if c.step >= 0]
     best = max(checkpoints, key=lambda c: rank(checkpoints_folder / c.name, c.tau), default=None)
@@ -139,3 +143,14 @@ def extraction_part(event: Mapping[str, Any], *, is_running: bool) -> Extraction
     except msgspec.ValidationError:
         return None
     return found if is_running else replace(found, workers=(), waiting=None, stuck=())
+
+
+def skipping_part(before: Mapping[str, Any], checking: Mapping[str, Any]) -> Extraction | None:
+    """What an extraction tells that looks at what is there; None as of `extraction_part`.
+
+    `before` is the last event with counts, of an earlier start: there are no workers now.
+    """
+    found = extraction_part(
+        {**before, "units_done": 0, "units_skipped": 0, **checking}, is_running=False
+    )
+    return None if found is None else replace(found, state="skipping")

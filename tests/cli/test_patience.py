@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,22 @@ def test_a_read_that_never_returns_is_told_in_time(tmp_path):
     with pytest.raises(NoAnswer, match=r"runs/x does not answer.*process state S"):
         answered((tmp_path / "frozen").read_bytes, "runs/x", seconds=0.3)
     assert time.monotonic() - started < 5
+
+
+def test_who_is_left_behind_holds_nothing_open(tmp_path):
+    """Else a script that reads what `status` prints would wait for the mount after all."""
+    ours, theirs = os.pipe()
+
+    def look():
+        return [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+
+    with (tmp_path / "held").open("wb"):
+        found = answered(look, "here")
+    os.close(ours)
+    os.close(theirs)
+    opened = [name for name in found if name != os.devnull and not name.startswith("/proc/")]
+    assert len(opened) == 1, "the pipe to who asked"
+    assert opened[0].startswith("pipe:")
 
 
 def test_status_of_a_run_whose_files_hang_ends_with_an_error(tmp_path, capsys, monkeypatch):

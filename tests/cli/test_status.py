@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -19,12 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline
+from frozen_mounts import frozen
 from paceline.cli.main import main
 from paceline.durable.errors import UserError
 from paceline.durable.owner import LOCK, owned
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.stage import StageRecord, read_record
-from paceline.stage_status import STAGES, folder_of
+from paceline.stage_folders import folder_of
+from paceline.stage_status import STAGES
 from paceline.status import RunStatus, run_status
 from paceline.train import loop
 from paceline.watch.events import COUNTED, Counts, Kind
@@ -262,6 +265,39 @@ def test_a_refused_stage_says_what_it_lacks(untrained, capsys):
     assert "Do what the refusal says" in shown(untrained, capsys, 1)
 
 
+def test_what_was_refused_before_an_earlier_stage_was_finished_is_past(untrained, capsys):
+    (untrained.features / "extract.stage.json").unlink()
+    assert main(["train", "--run", str(untrained.root)]) == 2
+    assert look(untrained).state == "refused"
+    assert main(["extract", "--run", str(untrained.root)]) == 0
+    status = look(untrained)
+    assert (status.state, states(status)["train"]) == ("partial", "pending")
+    assert status.stages[2].ended == events(untrained, "extract")[-1]["t"]
+    text = shown(untrained, capsys, 0)
+    assert "Do what the refusal says" not in text
+    assert "The last attempt at it was refused, before extract was finished" in text
+    # An extraction that was found complete has changed nothing: what came after it stands.
+    assert main(["train", "--run", str(untrained.root), "--set", "target.layers=9"]) == 2
+    untold = look(untrained).state
+    assert main(["extract", "--run", str(untrained.root)]) == 0
+    assert events(untrained, "extract")[-1]["kind"] == "skipped"
+    assert look(untrained).state == untold
+
+
+def test_what_failed_over_a_damaged_shard_is_past_once_that_is_mended(untrained):
+    shard = next(untrained.features.glob("unit-*"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    assert main(["train", "--run", str(untrained.root)]) == 1
+    assert main(["extract", "--run", str(untrained.root)]) == 0
+    status = look(untrained)
+    assert (status.state, states(status)["train"]) == ("interrupted", "interrupted")
+    assert "before extract was finished" in status.stages[3].notes[-1]
+    assert main(["train", "--run", str(untrained.root)]) == 0
+    assert look(untrained).stages[3].notes == ()
+
+
 def test_an_attempt_that_is_refused_leaves_a_finished_stage_finished(run):
     arguments = ["train", "--run", str(run.root), "--set", "train.seed=9"]
     assert main(arguments) == 2
@@ -382,6 +418,53 @@ def test_a_damaged_recipe_and_unreadable_events_are_notes(run, capsys):
     assert str(run.recipe) in status.notes[0]
     assert "train.jsonl: cannot be read (Is a directory)" in status.stages[3].notes[0]
     assert "note: " in shown(run, capsys, 0)
+
+
+@pytest.mark.parametrize("stage", ["extract", "train"])
+def test_a_folder_on_a_frozen_mount_is_told_and_the_events_tell_the_rest(
+    run, tmp_path, capsys, monkeypatch, stage
+):
+    before = {s.name: s for s in look(run).stages}
+    folder, place = folder_of(stage, run), tmp_path / "elsewhere"
+    folder.rename(place)
+    folder.symlink_to(place)
+    monkeypatch.setattr("paceline.status._FOLDER_SECONDS", 0.5)
+    with frozen(place):
+        started = time.monotonic()
+        text = shown(run, capsys, 0)
+        assert main(["status", str(run.root), "--json"]) == 0
+        assert time.monotonic() - started < 5
+        status = json.loads(capsys.readouterr().out)
+    assert status["state"] == "finished"
+    said = f"{stage}: {folder} does not answer: a read there has not come back for 0.5 s"
+    assert said in re.sub(r"\s+", " ", text)
+    for told in status["stages"]:
+        known = before[told["name"]]
+        assert (told["state"], told["counts"]["done"]) == (known.state, known.counts.done)
+        assert bool(told["notes"]) == (told["name"] == stage)
+        assert bool(told["report"]) == (told["name"] != stage)
+    extraction = json.loads(msgspec.json.encode(before["extract"].extraction))
+    assert status["stages"][2]["extraction"] == extraction
+    assert (status["stages"][3]["training"] is None) == (stage == "train")
+    assert look(run).stages == tuple(before.values())
+
+
+def test_a_run_that_died_over_a_folder_that_does_not_answer(killed, tmp_path, monkeypatch):
+    run = RunDir(tmp_path / "run")
+    shutil.copytree(killed[0].root, run.root)
+    place = tmp_path / "elsewhere"
+    run.checkpoints.rename(place)
+    run.checkpoints.symlink_to(place)
+    monkeypatch.setattr("paceline.status._FOLDER_SECONDS", 0.5)
+    with frozen(place):
+        status = run_status(run.root)
+        (run.events / "train.jsonl").unlink()
+        silent = run_status(run.root)
+    assert (status.state, status.stages[3].state) == ("died", "died")
+    assert "ended without a word" in status.stages[3].detail
+    assert "goes on from" not in status.stages[3].detail, "nobody knows by now"
+    assert silent.stages[3].state == "pending"
+    assert "does not answer" in silent.stages[3].notes[0]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_still_named(run):
@@ -570,12 +653,14 @@ def test_the_events_of_every_stage_have_the_one_vocabulary(straight, killed, sta
 
 
 JSON_KEYS = {
-    "run": "schema_version root name state now owner died stages notes next",
+    "run": "schema_version root name state now owner died stages notes next command",
     "owner": "pid host since doing",
-    "stage": "name state detail counts seconds heard pid host training extraction tau report notes",
-    "counts": "unit total done skipped redone failed quarantined tokens tokens_total rate eta",
+    "stage": "name state detail counts seconds heard ended pid host training extraction tau "
+    "report notes",
+    "counts": "unit total done skipped redone redone_unit failed quarantined tokens tokens_total "
+    "rate eta",
     "training": "step loss learning_rate tau tau_step checkpoints newest resumes_from best",
-    "extraction": "units units_done units_skipped workers waiting stuck staging_bytes "
+    "extraction": "state units units_done units_skipped workers waiting stuck staging_bytes "
     "staging_limit backlog_units backlog_bytes uploaded_bytes upload_cpu_share stall_seconds "
     "free_bytes samples_per_s part",
 }

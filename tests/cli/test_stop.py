@@ -17,14 +17,20 @@ import pytest
 import paceline
 from paceline.cli.main import main
 from paceline.durable.owner import LOCK, Owner, holder, owned
+from paceline.durable.staging import Staging, staging_root
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.schema import Recipe
+from paceline.recipe.schema import ExtractRecipe, Recipe
 from paceline.recipe.write import write_recipe
 from run_server import RunServer, ended, wait_for_event
 from tiny_run import tiny_project
 
-IDLE = "nothing was running; no temporary file is left. Go on with: paceline run "
-STOPPED = "stopped: no process and no temporary file of the run is left. Go on with: paceline run "
+IDLE = (
+    "nothing was running; no temporary file is left in the run directory. Go on with: paceline run "
+)
+STOPPED = (
+    "stopped: no process of the run and no temporary file in its directory is left. "
+    "Go on with: paceline run "
+)
 OWNER = """
 import subprocess, sys, time
 from pathlib import Path
@@ -177,6 +183,28 @@ def test_nothing_running_is_said_and_leftovers_of_the_dead_are_removed(run, caps
     assert whole.exists()
     assert out.endswith(f"{IDLE}--run {run.root}\n")
     assert "stopped" not in out
+
+
+def test_shards_that_wait_for_their_upload_are_named_and_left(run, capsys, tmp_path):
+    places = [tmp_path / "staging", run.staging]
+    write_recipe(Recipe(extract=ExtractRecipe(staging=str(places[0]))), run.recipe)
+    shards = []
+    for folder in places:
+        staging = Staging(folder, run.root)
+        shard = staging.path("unit-000003.safetensors")
+        shard.write_bytes(b"x" * 8192)
+        staging.close()
+        shards.append(shard)
+    assert stop(run) == 0
+    out = capsys.readouterr().out
+    for folder in places:
+        told = (
+            f"{staging_root(folder, run.root)} holds 8.19 kB of shards that wait for their upload"
+        )
+        assert told in out
+    assert out.count(" holds ") == 2
+    assert all(shard.read_bytes() == b"x" * 8192 for shard in shards)
+    assert out.endswith(f"{IDLE}--run {run.root}\n")
 
 
 def test_the_command_to_go_on_with_holds_for_a_path_with_spaces(run, tmp_path, capsys):

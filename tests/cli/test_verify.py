@@ -41,7 +41,7 @@ def test_a_whole_store_is_verified_without_torch(made):
     )
     assert done.returncode == 0, done.stderr
     count = len(made.world.units)
-    assert f"units 0-{count - 1}  verified  60 samples" in done.stdout
+    assert f"shards 0-{count - 1}  verified  60 samples" in done.stdout
     assert "All is verified." in done.stdout
     assert not (made.run_dir.root / LOCK).exists(), "only looks, and leaves no trace"
 
@@ -54,16 +54,43 @@ def test_what_is_missing_or_bad_is_named_with_its_samples(made, capsys, tmp_path
     out = capsys.readouterr().out
     rows, units = made.world.rows, made.world.units
     gone, bad = (rows.sample_ids[units[i].start : units[i].stop] for i in (2, 4))
-    assert "unit 2" in out
+    assert "shard 2" in out
     assert gone[0] in out
     assert "(recorded as done, but gone)" in out
-    assert "unit 4" in out
+    assert "shard 4" in out
     assert bad[0] in out
     assert "(torn or damaged (4 of " in out
     assert f"verified: {len(units) - 2} of {len(units)} shards" in out
     assert "1 missing, 1 bad, 0 quarantined." in out
     assert f"`paceline extract --run {made.run_dir.root}` makes what is missing" in out
     assert (tmp_path / "ids").read_text().splitlines() == [*gone, *bad]
+    assert f"{tmp_path / 'ids'}: {len(gone) + len(bad)} sample ids written.\n" in out
+
+
+def test_ids_that_could_not_be_written_are_refused_before_anything_is_read(made, capsys, tmp_path):
+    made.finish()
+    made.manifest.write_bytes(b"{}")
+    before = sorted(tmp_path.rglob("*"))
+    assert verify(made, "--ids", str(tmp_path / "absent" / "ids")) == 2
+    told = capsys.readouterr()
+    assert f"{tmp_path / 'absent'} is no folder" in told.err
+    assert told.out == ""
+    assert verify(made, "--ids", str(tmp_path)) == 2
+    assert f"--ids {tmp_path}: a folder" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_manifest_that_is_not_published_yet_is_no_error(made, capsys):
+    made.write()
+    assert verify(made) == 0
+    out = capsys.readouterr().out
+    assert "All is verified." in out
+    assert f"not here yet: `paceline extract --run {made.run_dir.root}` takes over" in out
+    assert verify(made, "--repair") == 0
+    assert "published anew" in capsys.readouterr().out
+    made.manifest.write_bytes(b"{}")
+    assert verify(made) == 1
+    assert "not here yet" not in capsys.readouterr().out
 
 
 def test_everything_stands_in_the_json(made, capsys):
@@ -102,6 +129,7 @@ def test_a_damaged_journal_is_mended_on_request_alone(made, capsys):
     out = capsys.readouterr().out
     assert "problem: " in out
     assert "line 2 is unreadable" in out
+    assert "the journal is not needed any more, and this run is in no danger." in out
     assert f"`paceline verify {made.run_dir.root} --repair` mends the journal" in out
     assert made.journal.read_bytes() == damaged
     assert verify(made, "--repair") == 0
@@ -111,6 +139,17 @@ def test_a_damaged_journal_is_mended_on_request_alone(made, capsys):
     (kept,) = made.run_dir.features.glob("journal.damaged-*.jsonl")
     assert kept.read_bytes() == damaged
     assert verify(made) == 0
+
+
+def test_a_journal_that_an_unfinished_extraction_needs_is_not_called_harmless(made, capsys):
+    made.write()
+    lines = made.journal.read_bytes().splitlines(keepends=True)
+    made.journal.write_bytes(b"".join([lines[0], flipped(lines[1], 99), *lines[2:]]))
+    assert verify(made) == 1
+    out = capsys.readouterr().out
+    assert "line 2 is unreadable" in out
+    assert "no danger" not in out
+    assert "--repair` mends the journal" in out
 
 
 def test_repair_leaves_bad_shards_to_the_extraction(made, capsys):

@@ -15,6 +15,10 @@ _WORTH_TELLING = 1.0
 
 def extraction_lines(extraction: Extraction, now: float) -> Iterator[str]:
     """What does not fit into the table of stages; `now` in seconds since the epoch."""
+    if extraction.state:
+        seen = f"{extraction.units_skipped:,} of {counted(extraction.units, 'shard')} so far"
+        known = f": {seen}" if extraction.units else ""
+        yield f"extract: {extraction.state} what is there and verified{known}"
     if extraction.workers:
         yield f"extract: {_workers(extraction.workers, now)}"
     for stuck in extraction.stuck:

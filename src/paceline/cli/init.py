@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from paceline.cli.settings import Setting, settings_named
 from paceline.cli.terminal import say
 from paceline.corpus.conversation import conversation_of
 from paceline.corpus.formats import read_rows
@@ -94,7 +95,8 @@ def run(args: Args) -> int:
         f"# A recipe for Paceline. To run it: {command}\n"
         "# Relative paths are relative to the folder that the command runs in.\n\n"
     )
-    write_atomic(args.out, (text + template(recipe)).encode())
+    with settings_named([Setting("--out FILE", args.out)]):
+        write_atomic(args.out, (text + template(recipe)).encode())
     layers = counted(recipe.drafter.layers, "layer")
     say(f"wrote {args.out}: blocks of {recipe.drafter.block_size}, {layers}")
     for note in notes(recipe):

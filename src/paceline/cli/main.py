@@ -84,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        refused = storage_refused(error)
+        # Those that go on with what is there have said so.
+        refused = storage_refused(error, goes_on=False)
         return _unexpected(error) if refused is None else _failed(refused)
     except Exception as error:  # noqa: BLE001  the last resort: named, shown and counted as failure
         return _unexpected(error)

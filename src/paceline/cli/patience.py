@@ -1,5 +1,8 @@
 """Looking at files that may not answer: a frozen mount holds whoever reads it, signals or not."""
 
+import contextlib
+import fcntl
+import gc
 import os
 import pickle
 import select
@@ -16,7 +19,7 @@ T = TypeVar("T")
 
 _BLOCK = 1 << 16
 _GRACE = 0.5
-"""Seconds in which a killed child is gone."""
+"""Seconds in which a child that has told, or was killed, is gone."""
 
 
 class NoAnswer(PacelineError):
@@ -48,7 +51,7 @@ def answered(look: Callable[[], T], what: str, *, seconds: float = 10.0) -> T:
             "A mount that is frozen does this; nothing here was changed. See that it comes back "
             "(`dmesg`, the storage server), then ask again."
         )
-    os.waitpid(child, 0)
+    _bury(child)
     kind, value = (
         pickle.loads(data) if data else ("error", NoAnswer(f"{what}: the look at it died"))
     )
@@ -60,6 +63,7 @@ def answered(look: Callable[[], T], what: str, *, seconds: float = 10.0) -> T:
 def _answer(look: Callable[[], T], pipe: int) -> None:
     """In the child: look, tell, and leave without the parent's clean-up."""
     try:
+        pipe = _alone_with(pipe)
         try:
             told = pickle.dumps(("value", look()))
         except Exception as error:  # noqa: BLE001 - it is raised again in the parent
@@ -68,6 +72,25 @@ def _answer(look: Callable[[], T], pipe: int) -> None:
             out.write(told)
     finally:
         os._exit(0)
+
+
+def _alone_with(pipe: int) -> int:
+    """Close all that the parent has open but `pipe`; its new number.
+
+    Who is left behind would hold it for good: a lock, and the pipe of whoever waits for all that
+    this command prints.
+    """
+    # A file object that is collected late would close what has its number by then.
+    gc.disable()
+    pipe = fcntl.fcntl(pipe, fcntl.F_DUPFD, 3)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    for number in map(int, os.listdir("/dev/fd")):  # noqa: PTH208 - they are no paths
+        if number > 2 and number != pipe:
+            with contextlib.suppress(OSError):
+                os.close(number)
+    return pipe
 
 
 def _read_all(pipe: BinaryIO, seconds: float) -> bytes | None:
@@ -85,7 +108,7 @@ def _read_all(pipe: BinaryIO, seconds: float) -> bytes | None:
 
 
 def _bury(child: int) -> None:
-    """Reap a killed child, unless the kernel holds it."""
+    """Reap a child, unless the kernel holds it: a thread of it may wait for a frozen mount."""
     deadline = time.monotonic() + _GRACE
     while time.monotonic() < deadline and os.waitpid(child, os.WNOHANG) == (0, 0):
         time.sleep(0.01)

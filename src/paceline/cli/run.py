@@ -7,9 +7,10 @@ from time import monotonic
 from paceline.cli.report import add_report
 from paceline.cli.stages import TrainArgs, open_run, run_stages, train_options
 from paceline.cli.terminal import header, say
-from paceline.durable.errors import TargetError
 from paceline.pipeline import STAGES
 from paceline.recipe.check import notes
+from paceline.recipe.extract_inputs import is_object_store
+from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.watch.words import duration
 
@@ -28,26 +29,33 @@ class Args(TrainArgs):
     """  # noqa: D205
 
 
-def _target_notes(path: Path) -> list[str]:
-    """What a stage at the end would refuse is said before the hours that lead there."""
-    from paceline.target.families import LayerKind
-    from paceline.target.folder import ModelFolder
+def _refuse_early(recipe: Recipe, run_dir: RunDir, args: Args) -> None:
+    """What a later stage would refuse is refused before the hours that lead there."""
+    if is_object_store(recipe.extract.store):
+        from paceline.durable.open_store import open_store
 
-    try:
-        folder = ModelFolder(path)
-        kinds = {*folder.family.layer_kinds(folder.config)} - {LayerKind.FULL}
-    except (TargetError, LookupError, ValueError):
-        return []  # The first stage that reads the target says what is wrong with it.
-    if not kinds:
-        return []
-    names = ", ".join(sorted(kind.value for kind in kinds))
-    return [
-        f"this target has {names} layers: everything but `score` works with it, which will refuse."
-    ]
+        open_store(recipe.extract.store, recipe.extract.store_options)
+    if recipe.drafter.vocab_text:
+        from paceline.train.vocab_text import read_texts
+
+        for path in recipe.drafter.vocab_text:
+            # All of it is read when it is counted; a file of another form shows at once.
+            next(read_texts(Path(path)), None)
+    if args.resume_from:
+        from paceline.train.resume import find_checkpoint  # imports torch
+
+        find_checkpoint(run_dir.checkpoints, args.resume_from)
+
+
+def _target_notes(recipe: Recipe) -> tuple[str, ...]:
+    from paceline.target.fit import fit_notes
+    from paceline.target.spec import read_spec
+
+    return tuple(fit_notes(recipe, read_spec(Path(recipe.target.path), identify=False)))
 
 
 def _warm_start_notes(recipe: Recipe) -> tuple[str, ...]:
-    """As with the target: what the training could not start from is refused at once."""
+    """As early: what the training could not start from is refused at once."""
     if recipe.drafter.warm_start is None:
         return ()
     from paceline.train.start import check_warm_start  # imports torch
@@ -61,8 +69,8 @@ def run(args: Args) -> int:
     options = train_options(args)
     recipe, run_dir = open_run(args, "run")
     say(f"run {recipe.name} in {run_dir.root}")
-    target = Path(recipe.target.path)
-    for note in (*notes(recipe), *_target_notes(target), *_warm_start_notes(recipe)):
+    _refuse_early(recipe, run_dir, args)
+    for note in (*notes(recipe), *_target_notes(recipe), *_warm_start_notes(recipe)):
         say(f"note: {note}")
     code = run_stages([name for name, _ in STAGES], recipe, run_dir, options)
     code = max(code, add_report(run_dir))

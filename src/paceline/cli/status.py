@@ -23,7 +23,7 @@ _WIDTH = 100
 _SECONDS = 10.0
 """After which a run directory that does not answer is told as such."""
 
-_GOOD = ("running", "finished", "partial", "empty")
+_GOOD = ("running", "finished", "partial", "empty", "part done")
 
 _COLUMNS = ("stage", "state", "done", "tokens", "rate", "left", "last ran", "heard")
 _LEFT = 2
@@ -32,6 +32,7 @@ _LEFT = 2
 _STYLES = {
     "running": "bold cyan",
     "finished": "green",
+    "part done": "green",
     "outdated": "yellow",
     "pending": "dim",
     "off": "dim",
@@ -40,8 +41,6 @@ _STYLES = {
 
 _NAMED = 5
 """Checkpoints that are named; of more, the last."""
-
-_PIECES = {"extract": "shard", "regenerate": "group", "train": "checkpoint"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,9 @@ class Args:
 
     Writes: nothing, to stdout alone.
 
-    Exit code: 0 where the run is at work, finished, or waits for its next stage; 1 where it failed,
-    was refused or interrupted, died, or is damaged; 2 where the folder is no run directory.
+    Exit code: 0 where the run is at work, finished, waits for its next stage, or has done its part
+    of a shared extraction; 1 where it failed, was refused or interrupted, died, or is damaged; 2
+    where the folder is no run directory.
 
     Example: paceline status runs/demo
     """  # noqa: D205
@@ -165,7 +165,7 @@ def _lines(stage: StageStatus, now: float) -> Iterator[str]:
             were = "was" if counts.skipped == 1 else "were"
             yield f"{stage.name}: {counted(counts.skipped, unit)} {were} done by earlier runs"
         if counts.redone:
-            pieces = counted(sum(counts.redone.values()), _PIECES.get(stage.name, "piece"))
+            pieces = counted(sum(counts.redone.values()), _one(counts.redone_unit or "pieces"))
             yield f"{stage.name}: redone {pieces}: {_split(counts.redone)}"
         if counts.failed:
             yield f"{stage.name}: {counted(counts.failed, unit)} failed"

@@ -19,9 +19,12 @@ from paceline.cli.terminal import say
 from paceline.durable.errors import PacelineError, UserError
 from paceline.durable.fs import PARTIAL, REAL_FS
 from paceline.durable.owner import LOCK, Owner, holder, owned
+from paceline.durable.staging import SHARED_MEMORY, staged_bytes
+from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.write import is_run
-from paceline.watch.words import command_line, counted, duration
+from paceline.status import run_status
+from paceline.watch.words import counted, duration, short_bytes
 
 if TYPE_CHECKING:
     import psutil
@@ -39,9 +42,11 @@ _OURS = re.compile(rf"\.(\d+)\{PARTIAL}$|^step_\d+\{PARTIAL}$")
 @dataclass(frozen=True, kw_only=True)
 class Args:
     """Stops the command that is at work in a run directory: it finishes what it has in work, ends
-    in a state to go on from, and nothing of it is left, neither process nor temporary file.
+    in a state to go on from, and nothing of it is left, neither a process nor a temporary file in
+    the run directory. Shards that wait in staging for their upload stay, and are named.
 
-    Reads: the run's lock, and the processes of this machine.
+    Reads: the run's lock, recipe and events, the processes of this machine, and the names in the
+    run's staging folders.
 
     Writes: nothing; removes temporary files that dead processes left in the run directory.
 
@@ -72,14 +77,32 @@ def run(args: Args) -> int:
         if died is not None and (found is None or died.pid != found[0].pid):
             say(f"`{died.doing}` (process {died.pid} on {died.host}) had ended without a word.")
         _prove(root, family)
+    for line in _staged(RunDir(root)):
+        say(line)
     done = (
-        "nothing was running; no temporary file is left."
+        "nothing was running; no temporary file is left in the run directory."
         if found is None
-        else "stopped: no process and no temporary file of the run is left."
+        else "stopped: no process of the run and no temporary file in its directory is left."
     )
-    recipe = () if is_run(root) else ("RECIPE.yaml",)
-    say(f"{done} Go on with: {command_line('paceline', 'run', *recipe, '--run', root)}")
+    command = run_status(root).command
+    say(f"{done} Go on with: {command}" if command else f"{done} The run is finished.")
     return 0
+
+
+def _staged(run_dir: RunDir) -> Iterator[str]:
+    """What waits for its upload, a sentence a folder; the run goes on with it."""
+    folders = {SHARED_MEMORY, run_dir.staging}
+    with contextlib.suppress(PacelineError):
+        staging = load_recipe(run_dir.recipe).extract.staging
+        folders |= set() if staging == "auto" else {Path(staging)}
+    for folder in sorted(folders):
+        with contextlib.suppress(OSError):
+            place, size = staged_bytes(folder, run_dir.root)
+            if size:
+                yield (
+                    f"{place} holds {short_bytes(size)} of shards that wait for their upload: the "
+                    "command below goes on with them."
+                )
 
 
 def _check(args: Args) -> None:

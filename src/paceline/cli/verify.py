@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import tyro
 
+from paceline.cli.settings import Setting, settings_named
 from paceline.cli.terminal import say
 from paceline.durable.errors import UserError
 from paceline.durable.fs import write_atomic
 from paceline.durable.owner import holder, owned
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.write import is_run
+from paceline.status import run_status
 from paceline.watch.words import command_line, counted, short_bytes
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ class Args:
 
     Writes: nothing, but what --ids and --repair say.
 
-    Exit code: 0 where every shard is verified and nothing is wrong; 1 where not; 2 where there is
-    no extraction to look at.
+    Exit code: 0 where every shard is verified and nothing is wrong, though the manifest may not be
+    published yet; 1 where not; 2 where there is no extraction to look at.
 
     Example: paceline verify runs/demo --deep
     """  # noqa: D205
@@ -62,7 +64,8 @@ class Args:
     ids: Annotated[
         Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
     ] = None
-    """Write the ids of all samples that are not verified to this file, one a line."""
+    """Write the ids of all samples that are not verified to this file, one a line. Its folder has
+    to be there."""
 
 
 def run(args: Args) -> int:
@@ -80,7 +83,10 @@ def run(args: Args) -> int:
     run_dir = RunDir(args.run)
     if not is_run(args.run):
         raise UserError(f"{args.run}: not a run directory. Give one, such as runs/demo.")
+    if args.ids is not None:
+        _refuse_elsewhere(args.ids)
     lines: tuple[str, ...] = ()
+    part = run_status(args.run).part
     with ExitStack() as held:
         if args.repair:
             held.enter_context(owned(args.run, "paceline verify --repair"))
@@ -90,20 +96,29 @@ def run(args: Args) -> int:
         papers = read_papers(subject)
         found = look(subject, papers, deep=args.deep)
         inventory = take_inventory(subject, papers, found, is_deep=args.deep)
-        if args.repair and inventory.problems:
-            problem = next((p for p in inventory.problems if p != papers.journal_problem), "")
-            lines = repair(subject, papers, found, manifest_problem=problem)
+        if args.repair:
+            lines = repair(subject, papers, found, publish=not inventory.is_published)
             inventory = take_inventory(subject, read_papers(subject), found, is_deep=args.deep)
     if args.ids is not None:
-        ids = "".join(f"{sample_id}\n" for sample_id in unproven_ids(inventory, subject.rows))
-        write_atomic(args.ids, ids.encode())
+        ids = list(unproven_ids(inventory, subject.rows))
+        with settings_named([Setting("--ids FILE", args.ids)]):
+            write_atomic(args.ids, "".join(f"{sample_id}\n" for sample_id in ids).encode())
+        lines = (*lines, f"{args.ids}: {counted(len(ids), 'sample id')} written.")
     if args.json:
         body = msgspec.json.format(inventory_json(inventory, subject.rows), indent=1)
         print(body.decode(), flush=True)
     else:
-        for line in (*_report(inventory, subject.rows), *lines, *_next(args, inventory)):
+        for line in (*_report(inventory, subject.rows), *lines, *_next(args, inventory, part)):
             say(line)
     return 0 if inventory.is_whole else 1
+
+
+def _refuse_elsewhere(path: Path) -> None:
+    """Say before minutes of reading that the file could not be written."""
+    if not path.parent.is_dir():
+        raise UserError(f"--ids {path}: {path.parent} is no folder. Make it, or name another file.")
+    if path.is_dir():
+        raise UserError(f"--ids {path}: a folder. Name a file.")
 
 
 def _refuse_at_work(root: Path) -> None:
@@ -134,7 +149,7 @@ def _report(inventory: "Inventory", rows: "Rows") -> Iterator[str]:
         yield f"and {len(inventory.failed) - _SHOWN_ROWS:,} others failed (--json has them)."
     if inventory.foreign:
         yield (
-            f"{counted(len(inventory.foreign), 'object')} of no unit of this plan, "
+            f"{counted(len(inventory.foreign), 'object')} of no shard of this plan, "
             f"{inventory.foreign[0]} first; left alone."
         )
     for problem in inventory.problems:
@@ -145,7 +160,7 @@ def _table(inventory: "Inventory", rows: "Rows") -> Iterator[str]:
     shown = inventory.ranges[:_SHOWN_ROWS]
     cells = [
         (
-            f"unit {r.first}" if r.first == r.last else f"units {r.first}-{r.last}",
+            f"shard {r.first}" if r.first == r.last else f"shards {r.first}-{r.last}",
             r.state,
             counted(r.samples, "sample"),
             short_bytes(r.bytes) if r.state == "verified" else _ids(r, rows),
@@ -154,8 +169,8 @@ def _table(inventory: "Inventory", rows: "Rows") -> Iterator[str]:
         for r in shown
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)] if cells else []
-    for units, state, samples, what, reason in cells:
-        line = f"{units:<{widths[0]}}  {state:<{widths[1]}}  {samples:>{widths[2]}}  {what}"
+    for shards, state, samples, what, reason in cells:
+        line = f"{shards:<{widths[0]}}  {state:<{widths[1]}}  {samples:>{widths[2]}}  {what}"
         yield f"{line}  ({reason})" if reason else line
     if len(inventory.ranges) > _SHOWN_ROWS:
         yield f"and {len(inventory.ranges) - _SHOWN_ROWS:,} ranges more (--json has them)."
@@ -167,15 +182,27 @@ def _ids(found: "UnitRange", rows: "Rows") -> str:
     return f"{names}, ..." if stop < found.stop else names
 
 
-def _next(args: Args, inventory: "Inventory") -> Iterator[str]:
-    again = f"`{command_line('paceline', 'extract', '--run', args.run)}`"
+def _next(args: Args, inventory: "Inventory", part: str) -> Iterator[str]:
+    shard = ("--shard", part) if part else ()
+    again = f"`{command_line('paceline', 'extract', *shard, '--run', args.run)}`"
     if inventory.is_whole:
         yield "All is verified."
+        if not inventory.is_published:
+            yield (
+                f"The manifest is not here yet: {again} takes over the one that another machine "
+                "has published, or publishes it."
+            )
         return
     if inventory.verified < inventory.units:
+        of_part = f" of part {part}" if part else ""
         yield (
-            f"{again} makes what is missing, bad or quarantined; what is bad is left as it is "
-            "until then."
+            f"{again} makes what is missing, bad or quarantined{of_part}; what is bad is left as "
+            "it is until then."
+        )
+    if inventory.is_finished and inventory.problems:
+        yield (
+            "The extraction is finished, and what its manifest lists is verified: the journal is "
+            "not needed any more, and this run is in no danger."
         )
     if inventory.problems and not args.repair:
         yield (

@@ -13,6 +13,7 @@ from paceline.drafter.vocabulary import DraftVocabulary
 from paceline.durable.errors import RecipeError
 from paceline.recipe.schema import DrafterRecipe
 from paceline.target.families import LayerKind, NormKind
+from paceline.target.fit import mask_problem
 from paceline.target.spec import TargetSpec
 from paceline.target.weights import TensorReader
 
@@ -99,8 +100,7 @@ def choose_mask_token(
 
 def is_mask_token(token: int, spec: TargetSpec, used: Container[int]) -> bool:
     """Whether masked slots may have this embedding row, the corpus having the ids in `used`."""
-    reserved = {*spec.eos_token_ids, spec.pad_token_id, spec.bos_token_id}
-    return 0 <= token < spec.vocab_size and token not in reserved and token not in used
+    return not mask_problem(token, spec) and token not in used
 
 
 def new_drafter(

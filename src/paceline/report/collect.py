@@ -15,7 +15,8 @@ from paceline.recipe.stage import Record, read_record
 from paceline.report.events import Events, StageTime, Training, read_events
 from paceline.report.quarantine import Reason, read_reasons
 from paceline.report.result import Result, read_result
-from paceline.stage_status import STAGES, StageState, StageStatus, folder_of
+from paceline.stage_folders import folder_of
+from paceline.stage_status import STAGES, StageState, StageStatus
 from paceline.status import RunState, run_status
 from paceline.watch.words import counted
 
@@ -49,6 +50,8 @@ class RunView:
     stages: dict[str, Stage]
     """In order."""
     state: RunState
+    part: str
+    """Of an unfinished extraction, what this machine does; empty: all of it."""
     owner: Owner | None
     """Who is at work; None where nobody is, or the file does not say."""
     events: Events
@@ -130,6 +133,7 @@ def collect(run_dir: RunDir) -> RunView:
         recipe_text=run_dir.recipe.read_text(encoding="utf-8", errors="backslashreplace"),
         stages=stages,
         state=status.state,
+        part=status.part,
         owner=status.owner,
         events=events,
         result=read_result(run_dir.score, stages["score"].record),

@@ -7,13 +7,16 @@ stage), `kind`, and `elapsed` (seconds since the stage began in this process). T
   says how far a stage is. `finished` also has `report`, the numbers of the stage's record.
 - `skipped`: the stage was found complete, and nothing was done.
 - `redo`: `name` and `reason` of a shard, group or checkpoint that was there and proved nothing.
+- `part_done`: `told`, and the counts. What this machine was to do of the stage is done, and others
+  do the rest.
 - `failed`: `error`, and `refused`: true where what was asked for is impossible (exit code 2).
 - `interrupted`: `error`. It and `failed` repeat the last counts where there are any.
 - of `train`: `step` and `skipped_step` (not finite, nothing changed), both with the counts and
   with `step`, `loss`, `learning_rate`, `gradient_norm`; `evaluation` with `step` and
   `simulated_tau` by method; `checkpoint` with `step` and `folder`; `override` with `key`, `made`,
   `asked` and `step`.
-- of `extract`: `checking`, while the store is compared with the records; `recovery` with `ending`
+- of `extract`: `checking`, while the store is compared with the records, with `part`, `units`, and
+  how many of them are proven by now as `units_done` and `units_skipped`; `recovery` with `ending`
   and `lines`, how the last run ended; `worker` with
   `number`, `worker_pid`, `what` and `how`; `waiting` with `wait` (its kind) and `reason`, and
   `going_on`; `stuck` with `worker` (null: the extraction's own process), `worker_pid`, `call`,
@@ -48,6 +51,7 @@ Kind = Literal[
     "skipped",
     "failed",
     "interrupted",
+    "part_done",
     "step",
     "skipped_step",
     "evaluation",
@@ -67,7 +71,7 @@ Kind = Literal[
 COUNTED = ("start", "progress", "finished", "step", "skipped_step")
 """Kinds that always carry the counts."""
 
-ENDS = ("finished", "skipped", "failed", "interrupted")
+ENDS = ("finished", "skipped", "failed", "interrupted", "part_done")
 """Kinds after which a process tells nothing more of its stage."""
 
 _INTERRUPTED = 130
@@ -87,7 +91,10 @@ class Counts:
     skipped: int = 0
     """Of `done`: found done by earlier runs, and left as they were."""
     redone: Mapping[str, int] = field(default_factory=dict)
-    """Shards, groups or checkpoints that were there and proved nothing: reason to how many."""
+    """What is made again: it was there and proved nothing, or its worker died or failed over it.
+    Reason to how many `redone_unit`."""
+    redone_unit: str = ""
+    """What `redone` counts, in the plural: shards, groups, checkpoints; empty where it has none."""
     failed: int = 0
     """Of `done`: tried without a result."""
     quarantined: Mapping[str, int] = field(default_factory=dict)

@@ -3,11 +3,12 @@
 import logging
 import sys
 import time
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 _LOG = logging.getLogger(__name__)
 _LINE_EVERY = 15.0
@@ -19,6 +20,16 @@ def seconds_text(seconds: float) -> str:
     whole = int(seconds)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes:02d}:{whole % 60:02d}"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a stage that measures it itself has found."""
+
+    rate: float | None
+    """Tokens per second; None before anything was measured."""
+    eta: float | None
+    """Seconds left; None where unknown."""
 
 
 class TokenProgress:
@@ -36,7 +47,6 @@ class TokenProgress:
                 BarColumn(),
                 TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
                 TextColumn("{task.fields[note]}"),
-                TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
             self._task = self._bar.add_task(title, total=self._total, completed=done, note="")
@@ -56,24 +66,31 @@ class TokenProgress:
         """Seconds left at that rate; 0 before there is one."""
         return (self._total - self._done) / self.rate if self.rate > 0 else 0.0
 
-    def update(self, done: int, note: str = "") -> None:
-        """Tell how many tokens are done; `note` stands beside the rate."""
+    def update(self, done: int, note: str = "", *, speed: Speed | None = None) -> None:
+        """Tell how many tokens are done; `note` stands beside the rate.
+
+        Without a `speed` it is that of all tokens since the start.
+        """
         self._done = done
+        if speed is None:
+            speed = Speed(self.rate or None, self.eta if self.rate else None)
+        words = [f"{speed.rate:,.0f} tokens/s"] if speed.rate else []
+        if speed.eta is not None:
+            words.append(f"{seconds_text(speed.eta)} left")
+        words += [note] if note else []
         if self._bar is not None:
-            text = f"{self.rate:,.0f} tokens/s {note}"
-            self._bar.update(self._task, completed=done, note=text)
+            self._bar.update(self._task, completed=done, note=", ".join(words))
             return
         now = time.monotonic()
         if now - self._last_line >= _LINE_EVERY:
             self._last_line = now
             _LOG.info(
-                "%s: %s of %s tokens (%.0f %%)%s%s",
+                "%s: %s of %s tokens (%.0f %%)%s",
                 self._title,
                 f"{done:,}",
                 f"{self._total:,}",
                 100 * done / self._total,
-                f", {self.rate:,.0f} tokens/s, {seconds_text(self.eta)} left" if self.rate else "",
-                f", {note}" if note else "",
+                "".join(f", {word}" for word in words),
             )
 
     def __enter__(self) -> Self:
