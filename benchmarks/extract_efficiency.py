@@ -57,7 +57,8 @@ def measure() -> list[dict[str, Any]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(_one_thread())
         store = stack.enter_context(_object_store())
-        model, samples, what = _target_and_samples(folder)
+        is_real = REAL_TARGET.is_dir() and TEXT.is_dir()
+        model, samples, what = _target_and_samples(folder, is_real=is_real)
         (folder / "corpus.jsonl").write_bytes(b"".join(map(encode_sample, samples)))
         bench = _Bench(folder, model, store)
         ratios = bench.ratios()
@@ -67,7 +68,8 @@ def measure() -> list[dict[str, Any]]:
             "value": round(statistics.median(found), 4),
             "unit": "ratio",
             "target": target,
-            "ok": statistics.median(found) >= target,
+            # A random target's activations say nothing of what a codec does.
+            "ok": is_real and statistics.median(found) >= target,
             "how": (
                 f"median of {_ROUNDS} rounds ({min(found):.3f} to {max(found):.3f}) of CPU time "
                 "of the bare forward pass up to the last tapped layer over that of capture, "
@@ -180,11 +182,11 @@ def _rectangles(samples: list[Sample], unit: Unit) -> list[torch.Tensor]:
     return made
 
 
-def _target_and_samples(folder: Path) -> tuple[Path, list[Sample], str]:
+def _target_and_samples(folder: Path, *, is_real: bool) -> tuple[Path, list[Sample], str]:
     """The demo's target on text of its prompts; a random one on random tokens without it."""
     rng = random.Random(0)
     lengths = [rng.randint(_SHORTEST, _LONGEST) for _ in range(_SAMPLES)]
-    if REAL_TARGET.is_dir() and TEXT.is_dir():
+    if is_real:
         tokens = _text_tokens(load_target(TargetRecipe(path=str(REAL_TARGET))), sum(lengths))
         what = "SmolLM2-135M-Instruct on text"
         model = REAL_TARGET
@@ -192,7 +194,7 @@ def _target_and_samples(folder: Path) -> tuple[Path, list[Sample], str]:
         model = folder / "target"
         _save_random_model(model)
         tokens = [rng.randrange(_VOCAB) for _ in range(sum(lengths))]
-        what = "random Llama of SmolLM2-135M's shape"
+        what = "random Llama of SmolLM2-135M's shape (`make fetch` brings the real one)"
     samples = []
     for number, length in enumerate(lengths):
         samples.append(

@@ -2,7 +2,8 @@
 
 Corpus, store and journal are made first, outside the measurement: the shards are real ones with
 tiny hidden states. Measured in a process of its own is what a resume does: the corpus's digest,
-its index, the plan, the journal, the survey of the store. `status` is timed on the same run.
+its index, the plan, the journal, the survey of the store with every byte that a start reads.
+`paceline plan` and `paceline status` are measured on the same run, as commands.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ import paceline
 from paceline.durable.crash import UnsyncedFs
 from paceline.durable.journal import fold, journal_bytes
 from paceline.durable.store import LocalStore
+from paceline.extract.destination import DEEP_BYTES
 from paceline.extract.layout import JOURNAL, Layout
 from paceline.extract.ledger import survey, verified_record
 from paceline.extract.row_index import FILE_NAME, open_rows
@@ -32,7 +34,13 @@ from paceline.features.format import Tensor, json_text, write_tensors
 from paceline.features.plan import Unit
 from paceline.recipe.fingerprint import digest_file
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.schema import CorpusRecipe, Recipe, SourceRecipe, TargetRecipe
+from paceline.recipe.schema import (
+    CorpusRecipe,
+    Recipe,
+    RegenerateRecipe,
+    SourceRecipe,
+    TargetRecipe,
+)
 from paceline.recipe.stage import StageRecord
 from paceline.recipe.write import write_recipe
 from paceline.watch.events import Counts, EventWriter
@@ -51,6 +59,20 @@ _VOCAB = 151_936
 _LIMITS: dict[str, Any] = {"vocab_size": _VOCAB, "max_position": 4096}
 _TIMES = 3
 _MADE = {"made": "by the benchmark"}
+
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 30,
+    "max_position_embeddings": 4096,
+    "vocab_size": _VOCAB,
+    "torch_dtype": "bfloat16",
+}
+"""What `plan` reads of a target."""
 
 _LAYOUT = Layout(
     target_identity="t",
@@ -73,6 +95,7 @@ def measure() -> list[dict[str, Any]]:
         times = [_resumed(run, fingerprint) for _ in range(_TIMES)]
         size = run.prepared.stat().st_size
         status = min(_status_seconds(run) for _ in range(_TIMES))
+        planning = min(_planning(run) for _ in range(_TIMES))
     best = min(times, key=lambda found: found["seconds"])
     megabytes = max(found["megabytes"] for found in (first, *times))
     how = (
@@ -105,6 +128,20 @@ def measure() -> list[dict[str, Any]]:
             TARGET_STATUS_SECONDS,
             f"`paceline status` on that run, wall time of the command; the best of {_TIMES}",
         ),
+        _said(
+            "plan_million",
+            planning[0],
+            "s",
+            TARGET_SECONDS,
+            f"`paceline plan` on that run, wall time of the command; the best of {_TIMES}",
+        ),
+        _said(
+            "plan_million_memory",
+            planning[1],
+            "MB",
+            TARGET_MEGABYTES,
+            "peak resident size of that process",
+        ),
     ]
 
 
@@ -132,7 +169,9 @@ def resume(run: RunDir, fingerprint: str) -> dict[str, float]:
     records = fold(path.read_bytes(), path).records
     marks.append(time.perf_counter())
     store = LocalStore(run.features)
-    found = survey(records, store, units, rows, fingerprint, source=run.prepared)
+    found = survey(
+        records, store, units, rows, fingerprint, source=run.prepared, deep_bytes=DEEP_BYTES
+    )
     marks.append(time.perf_counter())
     if len(found.done) != len(units) or found.adopted or found.redo:
         raise RuntimeError(f"{len(found.done)} of {len(units)} shards, {len(found.redo)} bad")
@@ -170,6 +209,24 @@ def _status_seconds(run: RunDir) -> float:
     return seconds
 
 
+def _planning(run: RunDir) -> tuple[float, float]:
+    """Seconds and megabytes."""
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "plan", "--run", str(run.root)],
+        env={**os.environ, "PYTHONPATH": _source()},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        said = process.stdout.read() if process.stdout else ""
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if f"{_SAMPLES:,}" not in said:
+        raise RuntimeError(f"exit code {process.returncode}: {said}")
+    return time.perf_counter() - started, used.ru_maxrss / 1000
+
+
 def _source() -> str:
     return str(Path(paceline.__file__).parents[1])
 
@@ -178,11 +235,18 @@ def _make_run(run: RunDir) -> str:
     run.corpus.mkdir(parents=True)
     sources = (SourceRecipe(path=str(run.root / "rows.jsonl")),)
     recipe = Recipe(
-        target=TargetRecipe(path=str(run.root / "target")), corpus=CorpusRecipe(sources=sources)
+        target=TargetRecipe(path=str(run.root / "target")),
+        corpus=CorpusRecipe(sources=sources),
+        regenerate=RegenerateRecipe(enabled=False),
     )
     write_recipe(recipe, run.recipe)
+    (run.root / "target").mkdir()
+    (run.root / "target" / "config.json").write_text(json.dumps(_CONFIG))
     texts = list(_token_lists(random.Random(0)))
+    prepared = StageRecord(run.corpus, "prepare", _MADE)
+    prepared.begin()
     _write_corpus(run.prepared, texts)
+    prepared.finish([run.prepared], {})
     record = StageRecord(run.features, "extract", _MADE)
     record.begin()
     index = run.features / FILE_NAME

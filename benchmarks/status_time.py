@@ -18,7 +18,8 @@ from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import CorpusRecipe, Recipe, SourceRecipe, TargetRecipe
 from paceline.recipe.stage import StageRecord
 from paceline.recipe.write import write_recipe
-from paceline.stage_status import STAGES, folder_of
+from paceline.stage_folders import folder_of
+from paceline.stage_status import STAGES
 from paceline.watch.events import Counts, EventWriter
 
 TARGET = 0.5

@@ -101,13 +101,13 @@ def _run(command: Sequence[str]) -> int:
 
 def _stay(server: Seaweed) -> int:
     """Serve until Ctrl-C or SIGTERM."""
-    for name in sorted(name for name in os.environ if name.startswith("AWS_")):
-        if name not in OWNER:
-            print(f"unset {name}")
-    for name, value in OWNER.items():
-        print(f"export {name}={shlex.quote(value)}")
-    print("# Put these lines into another shell. Ctrl-C ends the server.", flush=True)
     try:
+        for name in sorted(name for name in os.environ if name.startswith("AWS_")):
+            if name not in OWNER:
+                print(f"unset {name}")
+        for name, value in OWNER.items():
+            print(f"export {name}={shlex.quote(value)}")
+        print("# Put these lines into another shell. Ctrl-C ends the server.", flush=True)
         while server.is_running:
             time.sleep(0.2)
     except KeyboardInterrupt:

@@ -34,14 +34,6 @@ def models(tmp_path_factory: pytest.TempPathFactory):
     return get
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def _prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     random = Random(seed)
     return [[random.randrange(VOCAB) for _ in range(n)] for n in lengths]

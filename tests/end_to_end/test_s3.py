@@ -14,6 +14,7 @@ from checkout import ROOT
 from paceline.durable.object_store import ObjectStore
 from paceline.durable.s3_admin import multipart_uploads
 from paceline.durable.staging import SHARED_MEMORY, staging_root
+from paceline.extract import sharing
 from paceline.features import manifest as manifests
 from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
@@ -114,6 +115,7 @@ def test_the_shards_are_in_the_bucket_and_nowhere_else(done):
     assert (
         there.pop(manifests.FILE_NAME) == (done.run.features / manifests.FILE_NAME).stat().st_size
     )
+    assert there.pop(sharing.KEY) > 0
     assert there == {unit.key: unit.size for unit in manifest.units}
     assert list(done.run.features.rglob("*.safetensors")) == []
 

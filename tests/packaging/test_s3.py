@@ -83,6 +83,15 @@ def family(process: "subprocess.Popen[str]") -> list[psutil.Process]:
         return []
 
 
+@contextmanager
+def at_work(folder: Path, port: int, program: str):
+    """The script and all processes of it, once the Python `program` has made its mark."""
+    mark = folder / "mark"
+    with started(folder, port, sys.executable, "-c", program, str(mark)) as process:
+        until(mark.exists)
+        yield process, family(process)
+
+
 def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
@@ -113,24 +122,18 @@ def test_a_command_that_a_signal_killed_has_the_shell_s_code(tmp_path, port):
 
 @needs_server
 def test_sigterm_ends_the_command_first_and_then_the_server(tmp_path, port):
-    mark = tmp_path / "mark"
-    with started(tmp_path, port, sys.executable, "-c", STUBBORN, str(mark)) as process:
-        until(mark.exists)
-        everything = family(process)
+    with at_work(tmp_path, port, STUBBORN) as (process, everything):
         assert any(p.name() == "weed" for p in everything)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 3, "the code is the command's"
-        assert mark.with_name("mark.told").exists()
+        assert (tmp_path / "mark.told").exists()
         assert all_gone(everything)
         assert weed.is_free(port)
 
 
 @needs_server
 def test_ctrl_c_is_the_command_s_to_answer(tmp_path, port):
-    mark = tmp_path / "mark"
-    with started(tmp_path, port, sys.executable, "-c", WAIT, str(mark)) as process:
-        until(mark.exists)
-        everything = family(process)
+    with at_work(tmp_path, port, WAIT) as (process, everything):
         # As a terminal does: to the group in the foreground, the server's not among it.
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(30) == 128 + signal.SIGINT
@@ -139,10 +142,7 @@ def test_ctrl_c_is_the_command_s_to_answer(tmp_path, port):
 
 @needs_server
 def test_killed_it_takes_server_and_command_along(tmp_path, port):
-    mark = tmp_path / "mark"
-    with started(tmp_path, port, sys.executable, "-c", WAIT, str(mark)) as process:
-        until(mark.exists)
-        everything = family(process)
+    with at_work(tmp_path, port, WAIT) as (process, everything):
         assert len(everything) >= 3
         process.kill()
         process.wait()
@@ -188,9 +188,7 @@ def test_a_taken_port_is_named(tmp_path):
 
 @needs_server
 def test_two_servers_never_share_their_data(tmp_path, port):
-    mark = tmp_path / "mark"
-    with started(tmp_path, port, sys.executable, "-c", WAIT, str(mark)):
-        until(mark.exists)
+    with at_work(tmp_path, port, WAIT):
         done = s3(tmp_path, Seaweed(tmp_path / "another").port, "true")
     assert done.returncode == 2
     assert "another demo/s3.py serves it" in done.stderr
