@@ -45,7 +45,7 @@ _CASES: tuple[tuple[str, Codec, bool, float], ...] = (
     ("s3_none", "none", True, 0.85),
     ("s3_planes", "planes", True, 0.80),
 )
-_ROUNDS = 4
+_ROUNDS = 8
 _SAMPLES, _SHORTEST, _LONGEST = 6, 120, 500
 _BATCH_TOKENS = 1024
 _VOCAB, _LAYERS, _HIDDEN = 49152, 30, 576

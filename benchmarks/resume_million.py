@@ -36,6 +36,7 @@ from paceline.recipe.fingerprint import digest_file
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import (
     CorpusRecipe,
+    ExtractRecipe,
     Recipe,
     RegenerateRecipe,
     SourceRecipe,
@@ -60,20 +61,6 @@ _LIMITS: dict[str, Any] = {"vocab_size": _VOCAB, "max_position": 4096}
 _TIMES = 3
 _MADE = {"made": "by the benchmark"}
 
-_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "num_hidden_layers": 30,
-    "max_position_embeddings": 4096,
-    "vocab_size": _VOCAB,
-    "torch_dtype": "bfloat16",
-}
-"""What `plan` reads of a target."""
-
 _LAYOUT = Layout(
     target_identity="t",
     hidden_size=1,
@@ -84,6 +71,21 @@ _LAYOUT = Layout(
     shard_bytes=_SAMPLES_A_UNIT * sum(_LENGTHS),
 )
 """2 bytes a token and 57 tokens a sample: shards of about 250 samples."""
+
+_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": _LAYOUT.hidden_size,
+    "intermediate_size": 4,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 1,
+    "num_hidden_layers": 30,
+    "max_position_embeddings": 4096,
+    "vocab_size": _VOCAB,
+    "torch_dtype": "bfloat16",
+}
+"""What `plan` reads of a target."""
 
 
 def measure() -> list[dict[str, Any]]:
@@ -238,6 +240,9 @@ def _make_run(run: RunDir) -> str:
         target=TargetRecipe(path=str(run.root / "target")),
         corpus=CorpusRecipe(sources=sources),
         regenerate=RegenerateRecipe(enabled=False),
+        extract=ExtractRecipe(
+            taps=_LAYOUT.layer_ids, last=_LAYOUT.last, shard_bytes=_LAYOUT.shard_bytes
+        ),
     )
     write_recipe(recipe, run.recipe)
     (run.root / "target").mkdir()
@@ -247,10 +252,20 @@ def _make_run(run: RunDir) -> str:
     prepared.begin()
     _write_corpus(run.prepared, texts)
     prepared.finish([run.prepared], {})
-    record = StageRecord(run.features, "extract", _MADE)
+    digest = digest_file(run.prepared)
+    fields = {
+        "corpus": digest,
+        "target.identity": _LAYOUT.target_identity,
+        "target.dtype": recipe.target.dtype,
+        "extract.layer_ids.0": _LAYOUT.layer_ids[0],
+        "extract.last": _LAYOUT.last,
+        "extract.dtype": _LAYOUT.dtype,
+        "extract.shard_bytes": _LAYOUT.shard_bytes,
+    }
+    record = StageRecord(run.features, "extract", fields)
     record.begin()
     index = run.features / FILE_NAME
-    rows = open_rows(run.prepared, digest_file(run.prepared), **_LIMITS, index=index)
+    rows = open_rows(run.prepared, digest, **_LIMITS, index=index)
     index.unlink()
     units = _LAYOUT.units(rows, 4096)
     _write_store(run, rows, units, texts, record.fingerprint)
