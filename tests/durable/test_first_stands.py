@@ -297,6 +297,11 @@ def test_a_name_that_finds_no_room_is_waited_for(shared):
     assert "unit-0: No space left on device. Make room there." in wait.reason
     now[0] = 11.0
     assert "No space left" in (depot.overdue() or "")
+    # The name that it waits under is this process's: nobody else would take it up.
+    waiting = depot.place("unit-0").read_bytes()
+    depot.close()
+    assert not depot.place("unit-0").exists()
+    depot.place("unit-0").write_bytes(waiting)
     fs.is_full = False
     assert depot.poll() == [Verified("unit-0", stat)]
     assert depot.overdue() is None

@@ -108,6 +108,7 @@ def open_depot(
         with looked_after(watch, events):
             if isinstance(to.store, LocalStore):
                 opened = _open_folder(to.store, asked, is_own=to.is_own)
+                stack.callback(opened[0].close)
             else:
                 opened = _open_staged(to.store, asked, run_dir, bounds, largest, workers, stack)
         try:
