@@ -204,6 +204,10 @@ class MemoryDepot:
     def overdue(self) -> str | None:
         return self.gives_up
 
+    @property
+    def waiting(self) -> Wait | None:
+        return self.wait
+
     def meters(self) -> DepotMeters:
         return DepotMeters(
             staging_bytes=sum(self.held.values()),

@@ -31,7 +31,7 @@ from paceline.durable.staged_depot import StagedDepot
 from paceline.durable.store import LocalStore, Stat, Store
 from paceline.durable.uploader import Uploader
 from paceline.extract import destination as destinations
-from paceline.extract import ledger, software, stage, work
+from paceline.extract import ledger, setting, software, stage, work
 from paceline.extract.destination import Destination
 from paceline.features.format import write_tensors
 from paceline.features.plan import unit_key
@@ -206,7 +206,7 @@ def _put_marks(tree: Tree, life: int, orders: tuple[Order, ...], watch: MarkedWa
     _replace(stage, "IoWatch", lambda: watch)
     _replace(stage, "destination", partial(_destination, tree, life, watch, stage.destination))
     _replace(stage, "adopt_recipe", _marked(watch, "recipe: adopt", stage.adopt_recipe))
-    _replace(work, "open_rows", _marked(watch, "rows: index", work.open_rows))
+    _replace(setting, "open_rows", _marked(watch, "rows: index", setting.open_rows))
     for module in (work, software):
         # It reads every source file: a good part of a short life.
         _replace(module, "source_hash", lambda: "")

@@ -199,6 +199,36 @@ def test_every_append_is_synced_and_creation_syncs_the_folder(tmp_path):
         journal.append({})
         journal.append({})
         assert fs.calls == ["write", "sync"] * 2
+        fs.calls.clear()
+        journal.extend({"n": n} for n in range(1000))
+        journal.extend(())
+        assert fs.calls == ["write", "sync"], "a thousand cost no more than one"
+
+
+def test_many_records_at_once_are_those_of_one_after_the_other(tmp_path):
+    one_by_one = written(tmp_path / "a.jsonl")
+    with Journal(tmp_path / "b.jsonl") as journal:
+        journal.append(RECORDS[0])
+        journal.extend(RECORDS[1:])
+        assert [r["seq"] for r in journal.records] == list(range(len(RECORDS)))
+    data = (tmp_path / "b.jsonl").read_bytes()
+    assert data == one_by_one
+    # A crash may keep any beginning of them: whole records in order, and a torn one.
+    for size in range(len(data)):
+        found = fold(data[:size], tmp_path / "b.jsonl").records
+        assert [r["unit"] for r in found] == list(range(len(found)))
+
+
+def test_many_records_that_find_no_room_leave_the_journal_as_it_was(tmp_path):
+    path, fs = tmp_path / "journal.jsonl", FullDisk()
+    with Journal(path, fs=fs) as journal:
+        journal.append({"n": 0})
+        before = path.read_bytes()
+        fs.full = True
+        with pytest.raises(OSError, match="No space"):
+            journal.extend([{"n": 1}, {"n": 2}])
+        assert path.read_bytes() == before
+        assert len(journal.records) == 1
 
 
 def test_sigkill_loses_no_acknowledged_record(tmp_path):

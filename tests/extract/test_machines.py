@@ -19,7 +19,7 @@ from extract_trials import (
 from paceline.cli.main import main
 from paceline.durable.errors import Interrupted, UserError
 from paceline.durable.store import LocalStore
-from paceline.extract import stage, work
+from paceline.extract import setting, stage, work
 from paceline.extract.sharing import KEY
 from paceline.features.reader import FeatureReader
 from paceline.status import run_status
@@ -181,7 +181,7 @@ def test_a_part_is_known_from_the_first_event_on(tmp_path, target, place, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(work, "open_rows", dies)
+        patch.setattr(setting, "open_rows", dies)
         with pytest.raises(KeyboardInterrupt):
             stage.run(recipe, run_dir, shard="1/2")
     assert run_status(run_dir.root).part == "1/2"

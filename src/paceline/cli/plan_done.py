@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.doctor.plan_bytes import Done, taps_of
+from paceline.doctor.plan_bytes import Done
 from paceline.durable.journal import salvage
 from paceline.durable.open_store import local_path
 from paceline.extract.layout import JOURNAL, Layout, read_layout
@@ -15,6 +15,7 @@ from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.stage import Record, read_record
 from paceline.target.spec import TargetSpec
+from paceline.target.taps import taps_of
 
 
 def done_of(

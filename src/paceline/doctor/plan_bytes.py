@@ -11,7 +11,7 @@ from paceline.features.plan import Lengths, unit_bounds
 from paceline.features.sizes import bytes_per_token, store_bytes, unit_bytes_bound
 from paceline.recipe.extract_inputs import resolved_codec
 from paceline.recipe.schema import ExtractRecipe
-from paceline.target.taps import check_taps, default_taps
+from paceline.target.taps import taps_of
 
 CODECS: tuple[Codec, ...] = ("none", "planes", "int8o")
 
@@ -71,14 +71,6 @@ class StoreSizes:
     """Bytes in all; of `planes` and `int8o` by ratios measured on a real target."""
     total: int
     """Those of `codec`."""
-
-
-def taps_of(recipe: ExtractRecipe, num_layers: int) -> tuple[int, ...]:
-    """The tapped layers. Raises RecipeError where the target has no such layers."""
-    if recipe.taps is None:
-        return default_taps(num_layers, recipe.num_taps)
-    check_taps(recipe.taps, num_layers)
-    return recipe.taps
 
 
 def store_sizes(

@@ -93,6 +93,11 @@ class Depot(Protocol):
         """Units made that `poll` has not reported."""
         ...
 
+    @property
+    def waiting(self) -> Wait | None:
+        """What is waited for, if anything; that of `meters`, which costs more."""
+        ...
+
     def place(self, key: str) -> Path:
         """Where the worker writes an admitted unit, durably and under this very name."""
         ...

@@ -61,12 +61,16 @@ class Journal:
         return tuple(self._records)
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add a record of JSON values; returns once it is durable.
+        """Add a record of JSON values; returns once it is durable. Raises as `extend`."""
+        self.extend((record,))
+
+    def extend(self, records: Iterable[dict[str, Any]]) -> None:
+        """Add records of JSON values; returns once they are durable, which costs no more than one.
 
         Raises IntegrityError where another file stands under the journal's name, or none: it was
         removed, and the folder may be another command's by now. Raises OSError where the disk
-        refuses; the journal is then as it was before, or, where
-        not even that can be had, refuses further records with IntegrityError.
+        refuses; the journal is then as it was before, or, where not even that can be had, refuses
+        further records with IntegrityError.
         """
         if self._broken:
             raise IntegrityError(
@@ -78,10 +82,15 @@ class Journal:
                 f"{self.path}: removed or replaced while this command ran; another may be at work "
                 "there by now. Stopped: nothing more is written there."
             )
-        numbered = {"v": FORMAT_VERSION, "seq": len(self._records), **record}
-        line = _encode(numbered)
+        numbered = [
+            {"v": FORMAT_VERSION, "seq": seq, **record}
+            for seq, record in enumerate(records, start=len(self._records))
+        ]
+        lines = b"".join(map(_encode, numbered))
+        if not lines:
+            return
         try:
-            self._fs.write(self._file, line)
+            self._fs.write(self._file, lines)
             self._fs.sync(self._file)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
@@ -91,8 +100,8 @@ class Journal:
             self._fs.truncate(self.path, self._size)
             self._broken = False
             raise
-        self._size += len(line)
-        self._records.append(numbered)
+        self._size += len(lines)
+        self._records.extend(numbered)
 
     def close(self) -> None:
         """Let another process have the journal."""

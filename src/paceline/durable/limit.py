@@ -26,9 +26,13 @@ class Call(Generic[T]):
 
     def result(self, seconds: float) -> T:
         """Its value. Raises TimeoutError where it is late, and what the call itself raises."""
-        if not self._done.wait(max(0.0, seconds)):
+        if not self.wait(seconds):
             raise TimeoutError(f"no answer within {seconds:g} s")
         return self.finish()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has returned, or raised, after at most so long."""
+        return self._done.wait(max(0.0, seconds))
 
     def finish(self) -> T:
         """Its value, however late; signals are heard meanwhile. Raises what the call raises."""

@@ -71,6 +71,11 @@ class LocalDepot:
         """See `Depot.pending`."""
         return len(self._unplaced) + len(self._unrecorded) + len(self._ended)
 
+    @property
+    def waiting(self) -> Wait | None:
+        """See `Depot.waiting`."""
+        return self._stalls.waiting
+
     def place(self, key: str) -> Path:
         """See `Depot.place`."""
         path = self._store.path(key)

@@ -108,6 +108,11 @@ class StagedDepot:
         """See `Depot.pending`."""
         return sum(len(area.waiting) for area in self._areas) + len(self._ended)
 
+    @property
+    def waiting(self) -> Wait | None:
+        """See `Depot.waiting`."""
+        return self._stalls.waiting
+
     def place(self, key: str) -> Path:
         """See `Depot.place`."""
         return self._area_of(key).staging.path(key)

@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.durable.errors import DataError
 from paceline.durable.iowatch import IoWatch
 from paceline.durable.journal import Journal
+from paceline.durable.watched_store import WatchedStore
 from paceline.extract.destination import Destination
 from paceline.extract.foreign_check import ForeignCheck, ToCheck
 from paceline.extract.foreign_files import Cache, Tool, Unreadable, find_cache
@@ -23,11 +24,10 @@ from paceline.extract.foreign_tally import Tally, tally_of, unreadable_words
 from paceline.extract.foreign_work import Imported, Plan, import_units
 from paceline.extract.layout import JOURNAL
 from paceline.extract.ledger import Survey, survey
-from paceline.extract.row_index import FILE_NAME as INDEX_NAME
-from paceline.extract.row_index import open_rows
 from paceline.extract.rows import Rows
-from paceline.extract.setting import Setting, tokens_of
+from paceline.extract.setting import Setting, rows_and_units, tokens_of
 from paceline.extract.stage import is_complete, open_journal, open_setting
+from paceline.extract.watching import looked_after
 from paceline.features.plan import Unit
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe, TargetRecipe
@@ -101,33 +101,26 @@ class _Import:
 
     def do(self, check: int) -> Report:
         setting, cache = self.setting, self.cache
-        rows = open_rows(
-            setting.source,
-            setting.corpus_digest,
-            vocab_size=setting.spec.vocab_size,
-            max_position=setting.spec.max_position,
-            index=setting.run_dir.features / INDEX_NAME,
-            watch=self.watch,
-        )
-        units = setting.layout.units(rows, setting.recipe.extract.batch_tokens)
-        index = TokenIndex(rows, setting.source)
-        found = scan(
-            cache,
-            index,
-            self.meaning.shape,
-            setting.layout.hidden_size,
-            lambda text: _LOG.info("import: %s", text),
-        )
-        before = survey(
-            self.journal.records,
-            self.to.store,
-            units,
-            rows,
-            self.record.fingerprint,
-            source=setting.source,
-            is_shared=not self.to.is_own,
-            deep_bytes=self.to.deep_bytes,
-        )
+        with looked_after(self.watch, self.events):
+            rows, units = rows_and_units(setting, self.watch)
+            index = TokenIndex(rows, setting.source)
+            found = scan(
+                cache,
+                index,
+                self.meaning.shape,
+                setting.layout.hidden_size,
+                lambda text: _LOG.info("import: %s", text),
+            )
+            before = survey(
+                self.journal.records,
+                WatchedStore(self.to.store, self.watch),
+                units,
+                rows,
+                self.record.fingerprint,
+                source=setting.source,
+                is_shared=not self.to.is_own,
+                deep_bytes=self.to.deep_bytes,
+            )
         todo: dict[int, list[int]] = {}
         for unit in units:
             files = files_of(found, index, unit.samples)

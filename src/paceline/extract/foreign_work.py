@@ -115,8 +115,10 @@ def import_units(
     units = {unit.key: unit for unit in plan.units}
     result = Imported()
     with end_noted(journal, watch, events):
-        for index, stat in plan.adopted.items():
-            journal.append(verified_record(plan.units[index], stat, fingerprint))
+        journal.extend(
+            verified_record(plan.units[index], stat, fingerprint)
+            for index, stat in plan.adopted.items()
+        )
         with (
             closing(Waker()) as waker,
             open_depot(

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.durable.iowatch import IoWatch
 from paceline.extract.layout import Layout
+from paceline.extract.row_index import FILE_NAME as INDEX_NAME
+from paceline.extract.row_index import open_rows
 from paceline.extract.rows import Rows
 from paceline.extract.slices import Slice
 from paceline.features.plan import Unit
@@ -33,6 +36,19 @@ class Setting:
     def workers(self) -> int:
         """Processes, one for each device where those are named."""
         return len(self.recipe.target.devices) or self.recipe.target.workers
+
+
+def rows_and_units(setting: Setting, watch: IoWatch) -> tuple[Rows, tuple[Unit, ...]]:
+    """The samples of the corpus and the plan of their units. Raises as `open_rows`."""
+    rows = open_rows(
+        setting.source,
+        setting.corpus_digest,
+        vocab_size=setting.spec.vocab_size,
+        max_position=setting.spec.max_position,
+        index=setting.run_dir.features / INDEX_NAME,
+        watch=watch,
+    )
+    return rows, setting.layout.units(rows, setting.recipe.extract.batch_tokens)
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from paceline.features import manifest as manifests
 from paceline.recipe.extract_inputs import resolved_codec
 from paceline.recipe.fingerprint import Fields, digest_file, flatten
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.schema import ExtractRecipe, Recipe
+from paceline.recipe.schema import Recipe
 from paceline.recipe.stage import Report, StageRecord, read_record
 from paceline.recipe.write import adopt_recipe
 from paceline.target.spec import TargetSpec, read_spec
-from paceline.target.taps import check_taps, default_taps
+from paceline.target.taps import taps_of
 from paceline.watch.events import EventWriter
 
 _STAGE = "extract"
@@ -111,7 +111,7 @@ def open_setting(
     target = Path(recipe.target.path)
     with watch.call("read target", target):
         spec = read_spec(target, around=lambda: watch.call("read target", target))
-    layer_ids = resolve_taps(recipe.extract, spec.num_layers)
+    layer_ids = taps_of(recipe.extract, spec.num_layers)
     with watch.call("read records", run_dir.root):
         _require_same_target(recipe, run_dir, spec)
         record = StageRecord(
@@ -157,17 +157,6 @@ def is_complete(
         is_done = record.is_done()
     store = store or WatchedStore(to.store, watch)
     return is_done and _is_whole(setting.recipe, setting.run_dir, store, to.deep_bytes, watch)
-
-
-def resolve_taps(recipe: ExtractRecipe, num_layers: int) -> tuple[int, ...]:
-    """The layers to tap: those named, else `num_taps` spread over the target.
-
-    Raises RecipeError for ids that do not rise, are out of range, or name the last layer.
-    """
-    if recipe.taps is None:
-        return default_taps(num_layers, recipe.num_taps)
-    check_taps(recipe.taps, num_layers)
-    return recipe.taps
 
 
 def _is_whole(

@@ -21,10 +21,8 @@ from paceline.extract.ledger import Survey, is_readable, survey, unit_judge, ver
 from paceline.extract.moved import STORE, require_same_store
 from paceline.extract.progress import Progress
 from paceline.extract.results import Result, conclude
-from paceline.extract.row_index import FILE_NAME as INDEX_NAME
-from paceline.extract.row_index import open_rows
 from paceline.extract.rows import Rows
-from paceline.extract.setting import Setting, Sizes, sizes_of, tokens_of
+from paceline.extract.setting import Setting, Sizes, rows_and_units, sizes_of, tokens_of
 from paceline.extract.sharing import join
 from paceline.extract.software import IMPORTED, software
 from paceline.extract.telling import ProvenTeller, announce, corpus_gaps, tell_recovery
@@ -87,15 +85,7 @@ class Work:
         setting = self.setting
         now_running = software(setting.recipe.target)
         self.events.emit("checking", part=setting.part.told)
-        rows = open_rows(
-            setting.source,
-            setting.corpus_digest,
-            vocab_size=setting.spec.vocab_size,
-            max_position=setting.spec.max_position,
-            index=setting.run_dir.features / INDEX_NAME,
-            watch=self.watch,
-        )
-        units = setting.layout.units(rows, setting.recipe.extract.batch_tokens)
+        rows, units = rows_and_units(setting, self.watch)
         sizes = sizes_of(setting.layout, rows, units)
         before = self.journal.records
         sessions = [r for r in before if r.get("kind") == SESSION]
@@ -109,10 +99,10 @@ class Work:
         if not self.to.is_own and self._todo(units, found):
             self._join(now_running)
         self.journal.append({**session_record(before, now_running), STORE: self.to.url})
-        for index in found.adopted:
-            self.journal.append(
-                verified_record(units[index], found.adopted[index], self.record.fingerprint)
-            )
+        self.journal.extend(
+            verified_record(units[index], stat, self.record.fingerprint)
+            for index, stat in found.adopted.items()
+        )
         announce(setting, rows, units, found, sizes.estimate)
         for key, reason in found.redo.items():
             _LOG.warning("extract: %s is redone: %s", key, reason)
@@ -167,12 +157,11 @@ class Work:
                 count=self.setting.recipe.extract.recheck_samples,
                 seed=seed,
             )
+            keys = {stored.key for stored in chosen}
             torn = {
                 unit.index
                 for unit in units
-                if unit.index in done
-                and unit.key in {stored.key for stored in chosen}
-                and not is_readable(store, unit.key, done[unit.index])
+                if unit.key in keys and not is_readable(store, unit.key, done[unit.index])
             }
             if not torn:
                 adopted = {index: stat for index, stat in found.adopted.items() if index in done}

@@ -4,18 +4,17 @@ import logging
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from paceline.durable.checksum import crc64, crc64_hex
 from paceline.durable.errors import Interrupted, ShardDamaged, StoreFailed, UserError
 from paceline.durable.fs import REAL_FS, FileSystem
+from paceline.durable.limit import Call
 from paceline.durable.store import Store
 from paceline.features.manifest import UnitEntry
 
@@ -33,8 +32,6 @@ _LOCK = "cache.lock"
 _TOLD_EVERY = 30.0
 _GLANCE = 0.1
 """Seconds between two looks whether a fetch is still wanted."""
-
-T = TypeVar("T")
 
 
 class ShardCache:
@@ -142,7 +139,7 @@ class ShardCache:
         try:
             for first in range(0, len(calls), _PARTS_AT_A_TIME):
                 some = calls[first : first + _PARTS_AT_A_TIME]
-                for call, begun in zip(some, list(map(_begun, some)), strict=True):
+                for call, begun in zip(some, [Call(c, "fetch") for c in some], strict=True):
                     yield self._patiently(call, begun, where)
         except KeyError as error:
             raise ShardDamaged(
@@ -155,15 +152,15 @@ class ShardCache:
                 "`paceline extract` again: it redoes such shards."
             ) from error
 
-    def _patiently(self, call: Callable[[], bytes], future: "Future[bytes]", where: str) -> bytes:
+    def _patiently(self, call: Callable[[], bytes], begun: Call[bytes], where: str) -> bytes:
         """The result of a call that has begun, made again where its error may pass."""
         since = time.monotonic()
         told, pause = -_TOLD_EVERY, 0.5
         while True:
-            while not wait((future,), _GLANCE).done:
+            while not begun.wait(_GLANCE):
                 self._require_wanted(where)
             try:
-                return future.result()
+                return begun.finish()
             except StoreFailed as error:
                 waited = time.monotonic() - since
                 if not error.transient or waited >= self._patience:
@@ -173,7 +170,7 @@ class ShardCache:
                     _LOG.warning("%s: %s; tried again for %.0f s", where, error, self._patience)
             self._pause(min(pause, max(0.0, self._patience - waited)), where)
             pause = min(2 * pause, 15.0)
-            future = _begun(call)
+            begun = Call(call, "fetch")
 
     def _pause(self, seconds: float, where: str) -> None:
         while seconds > 0:
@@ -230,21 +227,6 @@ class ShardCache:
                 _LOG.warning("%s, for %.0f s now: waiting", meanwhile, told - begun)
             self._require_wanted(str(path))
             time.sleep(0.05)
-
-
-def _begun(call: Callable[[], T]) -> "Future[T]":
-    """Have a call made by a thread of its own."""
-    future: Future[T] = Future()
-
-    def make() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the waiter has to hear it
-            future.set_exception(error)
-
-    # Not an executor's: those keep a process from ending while the store does not answer.
-    threading.Thread(target=make, name="fetch", daemon=True).start()
-    return future
 
 
 def _size(path: Path) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.durable.depot import Depot, DepotMeters, Verified
+from paceline.durable.depot import Depot, Verified
 from paceline.durable.depot import Failed as DepotFailed
 from paceline.durable.errors import (
     IntegrityError,
@@ -100,7 +100,7 @@ class Work:
         now = time.monotonic()
         self._stored_at = self._stored_at or now
         seconds = now - self._stored_at
-        waiting = self._meters().waiting
+        waiting = self._depot.waiting
         is_refused = waiting is not None and waiting.kind in ("store", "journal")
         patience = _REFUSED if is_refused else _STOPPING
         if self.is_settled or seconds < patience:
@@ -187,7 +187,7 @@ class Work:
             self.fail(StorageRefused(reason))
         if not self._queue or self.error is not None:
             # Nobody asks for room any more, and what is made may still have to wait.
-            self._tell_waiting(self._meters().waiting)
+            self._tell_waiting(self._depot.waiting)
 
     def fail(self, error: PacelineError) -> None:
         """Hand out no more; the first error stays."""
@@ -202,13 +202,10 @@ class Work:
 
     def tick(self, workers: Iterable[WorkerView]) -> None:
         """Pass on how things stand."""
-        meters = self._meters()
+        with self._watch.call("read meters"):
+            meters = self._depot.meters()
         with self._watch.call("write progress"):
             self._callbacks.on_tick(Snapshot(tuple(workers), meters, self.redone))
-
-    def _meters(self) -> DepotMeters:
-        with self._watch.call("read meters"):
-            return self._depot.meters()
 
     def _place_of_next(self, worker: int, has_others: bool) -> int | None:
         for place in range(len(self._queue) - 1, -1, -1):
