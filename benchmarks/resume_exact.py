@@ -35,7 +35,7 @@ from paceline.recipe.schema import (
     TargetRecipe,
     TrainRecipe,
 )
-from paceline.train import loop
+from paceline.train import learner
 from paceline.train import stage as train_stage
 from paceline.train.checkpoint import FILES, STATE, newest_checkpoint, read_state
 from paceline.types import Sample, Split
@@ -163,7 +163,7 @@ def _arm(stop: _Stop) -> None:
                 if done == stop.step and not stop.kill:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-    original = loop.block_loss
+    original = learner.block_loss
 
     def block_loss(*arguments: Any, **keywords: Any) -> Any:
         nonlocal calls
@@ -173,7 +173,7 @@ def _arm(stop: _Stop) -> None:
         return original(*arguments, **keywords)
 
     train_stage.EventWriter = Writer
-    loop.block_loss = block_loss
+    learner.block_loss = block_loss
 
 
 def _in_a_process(folder: Path, work: Callable[[], None], expected: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.durable.errors import TrainingDiverged
-from paceline.train import loop, stage
+from paceline.train import learner, loop, stage
 from paceline.train.checkpoint import read_state
 from paceline.types.sample import Split, encode_sample, read_samples
 from training_runs import events, last_weights, newest, step_events
@@ -16,13 +16,13 @@ from training_runs import events, last_weights, newest, step_events
 def poison(monkeypatch, steps: dict[int, str]) -> dict[int, list[torch.Tensor]]:
     """Spoil the loss of some steps; returns weights and optimizer state before each step."""
     before: dict[int, list[torch.Tensor]] = {}
-    loss_of, step_of = loop.block_loss, loop.Trainer._step
+    loss_of, step_of = learner.block_loss, loop.Trainer._step
     current = 0
 
     def step(self, *arguments):
         nonlocal current
         current = self.state.step + 1
-        tensors = [p.detach().clone() for p in self._parameters.values()]
+        tensors = [p.detach().clone() for p in self._learner._parameters.values()]
         for state in self.optimizer.state_dict()["state"].values():
             tensors += [value.clone() for value in state.values()]
         before[current] = tensors
@@ -40,7 +40,7 @@ def poison(monkeypatch, steps: dict[int, str]) -> dict[int, list[torch.Tensor]]:
                 return result
 
     monkeypatch.setattr(loop.Trainer, "_step", step)
-    monkeypatch.setattr(loop, "block_loss", loss)
+    monkeypatch.setattr(learner, "block_loss", loss)
     return before
 
 
@@ -80,13 +80,13 @@ def test_t_65_a_step_without_a_finite_gradient_changes_nothing(fresh_run, monkey
 
 def test_t_65_a_few_weights_without_a_gradient_are_enough(fresh_run, monkeypatch):
     recipe, run_dir = fresh_run(batch_samples=20, epochs=1.0, evaluations=1)
-    original = loop.Trainer._accumulate
+    original = learner.Learner._accumulate
 
     def accumulate(self, *arguments):
         original(self, *arguments)
-        self._drafter.norm.weight.grad = None
+        self.drafter.norm.weight.grad = None
 
-    monkeypatch.setattr(loop.Trainer, "_accumulate", accumulate)
+    monkeypatch.setattr(learner.Learner, "_accumulate", accumulate)
     stage.run(recipe, run_dir)
     (skipped,) = events(run_dir, "skipped_step")
     assert skipped["reason"] == "no gradient for 1 weights, such as norm.weight"

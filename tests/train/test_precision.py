@@ -9,7 +9,7 @@ import torch
 from drafting import capture, load_tiny_target, tiny_drafter
 from paceline.recipe.schema import TrainRecipe
 from paceline.target.head import TargetHead
-from paceline.train import loop, stage
+from paceline.train import learner, stage
 from paceline.train.batch import anchor_sample, pack
 from paceline.train.compute import compute_dtype, computing
 from paceline.train.evaluate import simulated_tau
@@ -129,7 +129,7 @@ def test_pitfall_22_updates_do_not_vanish_in_masters(target, rate):
 def test_weights_gradients_and_optimizer_are_float32(fresh_run, monkeypatch, compute):
     recipe, run_dir = fresh_run(compute=compute, evaluations=1, epochs=1.0)
     found = set()
-    original = loop.Trainer._update
+    original = learner.Learner._update
 
     def update(self, *arguments):
         found.update(p.grad.dtype for p in self._parameters.values())
@@ -141,7 +141,7 @@ def test_weights_gradients_and_optimizer_are_float32(fresh_run, monkeypatch, com
         return result
 
     heads = set()
-    monkeypatch.setattr(loop.Trainer, "_update", update)
+    monkeypatch.setattr(learner.Learner, "_update", update)
     stage.run(recipe, run_dir)
     assert found == {torch.float32}
     assert heads == {getattr(torch, compute)}

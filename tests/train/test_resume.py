@@ -20,7 +20,7 @@ from paceline.durable.errors import (
 from paceline.recipe.checkpoints import checkpoints
 from paceline.recipe.fingerprint import digest_file
 from paceline.recipe.run_dir import RunDir
-from paceline.train import loop, stage
+from paceline.train import learner, loop, stage
 from paceline.train.checkpoint import newest_checkpoint, read_state, verify_checkpoint
 from training_runs import (
     assert_same_end,
@@ -243,7 +243,7 @@ def test_t_72_a_stop_inside_an_accumulation_goes_on_at_the_last_step(fresh_run, 
     recipe, straight = fresh_run(**ACCUMULATION_OF_4)
     stage.run(recipe, straight)
     _, stopped = fresh_run()
-    original = loop.block_loss
+    original = learner.block_loss
     calls = 0
 
     def cut_off(*arguments, **keywords):
@@ -253,10 +253,10 @@ def test_t_72_a_stop_inside_an_accumulation_goes_on_at_the_last_step(fresh_run, 
             raise KeyboardInterrupt
         return original(*arguments, **keywords)
 
-    monkeypatch.setattr(loop, "block_loss", cut_off)
+    monkeypatch.setattr(learner, "block_loss", cut_off)
     with pytest.raises(KeyboardInterrupt):
         stage.run(recipe, stopped)
-    monkeypatch.setattr(loop, "block_loss", original)
+    monkeypatch.setattr(learner, "block_loss", original)
     assert read_state(newest(stopped)).step == 4, "the last checkpoint; step 6 was never done"
     stage.run(recipe, stopped)
     assert step_events(straight) == step_events(stopped)
@@ -278,13 +278,13 @@ def observe_samples(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_generators_go_on_where_they_were(fresh_run, monkeypatch):
     """With a loss that draws from torch's generator, as dropout would."""
-    original = loop.block_loss
+    original = learner.block_loss
 
     def noisy(*arguments, **keywords):
         result = original(*arguments, **keywords)
         return replace(result, sum=result.sum * (0.5 + torch.rand(())))
 
-    monkeypatch.setattr(loop, "block_loss", noisy)
+    monkeypatch.setattr(learner, "block_loss", noisy)
     recipe, straight = fresh_run()
     torch.manual_seed(1)
     outside = torch.get_rng_state()

@@ -2,11 +2,10 @@
 
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,12 +16,11 @@ from paceline.flow.channel import Channel
 from paceline.flow.signals import Stop, signals_noted
 from paceline.recipe.schema import TrainRecipe
 from paceline.target.head import TargetHead
-from paceline.train.batch import Anchored, anchor_sample, micro_batches, pack
+from paceline.train.batch import Anchored, anchor_sample
 from paceline.train.checkpoint import TrainState, save_checkpoint
 from paceline.train.compute import compute_dtype, computing
 from paceline.train.evaluate import simulated_tau
-from paceline.train.objective import block_loss
-from paceline.train.optimizer import build_optimizer, set_learning_rate
+from paceline.train.learner import Learner, StepResult
 from paceline.train.schedule import rate_factor
 from paceline.train.source import (
     StoredFeatures,
@@ -56,24 +54,6 @@ class TrainData:
     """Tokens per store index."""
 
 
-@dataclass
-class _Sums:
-    """Sums over the micro-batches of one step."""
-
-    loss: float = 0.0
-    count: float = 0.0
-    tokens: int = 0
-    sample_ids: list[str] = field(default_factory=list)
-    empty_samples: int = 0
-    """Samples without an anchor: they have neither loss nor gradient."""
-    parts: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def labels(self) -> int:
-        """Drafted tokens that had a loss: all of the answers' that the vocabulary has."""
-        return round(self.parts.get("right_count", 0.0) - self.parts.get("outside", 0.0))
-
-
 class Trainer:
     """Trains one drafter on one device."""
 
@@ -95,12 +75,9 @@ class Trainer:
         `claim` is asked before each checkpoint, and raises where the folder is another's by now.
         """
         self._recipe, self._data, self._head = recipe, data, head
-        self._drafter = drafter.train()
+        self._learner = Learner(recipe, drafter, head)
         self._state = state
         self._checkpoints, self._events = checkpoints, events
-        self._optimizer = build_optimizer(drafter, recipe)
-        self._parameters = {n: p for n, p in drafter.named_parameters() if p.requires_grad}
-        self._compute = compute_dtype(recipe)
         self._total = planned_samples(recipe.epochs, len(data.train))
         self._resumed_at = state.samples
         self._redone = redone or {}
@@ -118,7 +95,7 @@ class Trainer:
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """For restoring a checkpoint."""
-        return self._optimizer
+        return self._learner.optimizer
 
     def run(self) -> Iterator[Path]:
         """Train to the end; yields each checkpoint's folder as soon as it is durable.
@@ -185,40 +162,28 @@ class Trainer:
 
     def _step(self, channel: Channel[Features], size: int, progress: TokenProgress) -> None:
         start = time.perf_counter()
-        sums = _Sums()
-        samples = self._lease(channel, size)
-        rate = self._learning_rate(size)
-        groups = micro_batches(
-            samples,
-            block_size=self._drafter.config.block_size,
-            limit=self._recipe.micro_batch_tokens,
-        )
-        for group in groups:
-            self._accumulate(group, sums)
-        norm, problem = self._update(sums, rate)
-        bad = self._state.bad_steps + 1 if problem else 0
-        sums.tokens = sum(sample.num_tokens for sample in samples)
-        sums.empty_samples = sum(not sample.anchors.numel() for sample in samples)
-        sums.sample_ids = [sample.features.tokens.sample_ids[0] for sample in samples]
-        channel.commit(sums.sample_ids)
+        result = self._learner.learn(self._lease(channel, size), self._learning_rate(size))
+        channel.commit(result.sample_ids)
+        is_bad = result.gradient_norm is None
+        bad = self._state.bad_steps + 1 if is_bad else 0
         self._state = replace(
             self._state,
             step=self._state.step + 1,
             samples=self._state.samples + size,
             bad_steps=bad,
-            skipped_steps=self._state.skipped_steps + bool(problem),
-            skipped_samples=self._state.skipped_samples + (size if problem else 0),
-            tokens=self._state.tokens + sums.tokens,
+            skipped_steps=self._state.skipped_steps + is_bad,
+            skipped_samples=self._state.skipped_samples + (size if is_bad else 0),
+            tokens=self._state.tokens + result.tokens,
             seconds=self._state.seconds + time.perf_counter() - start,
             tau={},
-            labels=self._state.labels + sums.labels,
+            labels=self._state.labels + result.labels,
         )
-        self._report(sums, rate, norm, problem, progress)
+        self._report(result, progress)
         if bad >= self._recipe.max_bad_steps:
             raise TrainingDiverged(
-                f"{bad} bad steps in a row, up to step {self._state.step}; the last: {problem}. "
-                f"The samples are named in {self._events.path}. Lower train.learning_rate, or "
-                "remove them."
+                f"{bad} bad steps in a row, up to step {self._state.step}; the last: "
+                f"{result.problem}. The samples are named in {self._events.path}. Lower "
+                "train.learning_rate, or remove them."
             )
 
     def _lease(self, channel: Channel[Features], size: int) -> list[Anchored]:
@@ -237,56 +202,6 @@ class Trainer:
             lease.release()
         return samples
 
-    def _accumulate(self, group: list[Anchored], sums: _Sums) -> None:
-        weight = self._drafter.fc.weight
-        batch = pack(
-            group,
-            block_size=self._drafter.config.block_size,
-            mask_token_id=self._drafter.config.mask_token_id,
-            dtype=self._compute,
-            device=weight.device,
-        )
-        with computing(self._drafter, self._compute):
-            loss = block_loss(
-                self._drafter,
-                self._head,
-                batch,
-                gamma=self._recipe.gamma,
-                chunk=self._recipe.loss_chunk,
-            )
-        loss.sum.backward()
-        sums.loss += float(loss.sum.detach())
-        sums.count += loss.count
-        for name, value in loss.parts.items():
-            sums.parts[name] = sums.parts.get(name, 0.0) + value
-
-    def _update(self, sums: _Sums, rate: float) -> tuple[float | None, str]:
-        """Apply the accumulated gradient.
-
-        Returns its norm, or None and the reason why nothing was changed.
-        """
-        if sums.count == 0:
-            self._optimizer.zero_grad()
-            return 0.0, ""
-        try:
-            missing = [name for name, p in self._parameters.items() if p.grad is None]
-            if missing:
-                return None, f"no gradient for {len(missing)} weights, such as {missing[0]}"
-            # The sums are divided once the whole step is known, so any split of it is the same.
-            for parameter in self._parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad.div_(sums.count)
-            norm = float(
-                torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._recipe.grad_clip)
-            )
-            if not (math.isfinite(norm) and math.isfinite(sums.loss)):
-                return None, "loss or gradient is not finite"
-            set_learning_rate(self._optimizer, rate)
-            self._optimizer.step()
-            return norm, ""
-        finally:
-            self._optimizer.zero_grad()
-
     def _learning_rate(self, size: int) -> float:
         # The middle of the step's samples: neither the first nor the last step has rate 0. Samples
         # of steps that changed nothing do not count: the next step takes their place.
@@ -299,25 +214,23 @@ class Trainer:
             floor=self._recipe.min_learning_rate_ratio,
         )
 
-    def _report(
-        self, sums: _Sums, rate: float, norm: float | None, problem: str, progress: TokenProgress
-    ) -> None:
-        mean = sums.loss / sums.count if sums.count else 0.0
-        parts = sums.parts
+    def _report(self, result: StepResult, progress: TokenProgress) -> None:
+        parts = result.parts
         first = parts.get("first_right", 0.0) / max(parts.get("first_right_count", 0.0), 1.0)
-        progress.update(self._state.tokens, f"loss {mean:.3f}, first slot right {first:.3f}")
+        progress.update(self._state.tokens, f"loss {result.loss:.3f}, first slot right {first:.3f}")
+        problem = {"reason": result.problem, "sample_ids": result.sample_ids}
         self._events.emit(
-            "step" if norm is not None else "skipped_step",
+            "step" if result.gradient_norm is not None else "skipped_step",
             self.counts(),
             step=self._state.step,
             samples=self._state.samples,
-            loss=mean,
-            count=sums.count,
-            learning_rate=rate,
-            gradient_norm=norm,
-            samples_digest=hashlib.sha256("\n".join(sums.sample_ids).encode()).hexdigest()[:16],
-            empty_samples=sums.empty_samples,
-            **({"reason": problem, "sample_ids": sums.sample_ids} if problem else {}),
+            loss=result.loss,
+            count=result.count,
+            learning_rate=result.learning_rate,
+            gradient_norm=result.gradient_norm,
+            samples_digest=hashlib.sha256("\n".join(result.sample_ids).encode()).hexdigest()[:16],
+            empty_samples=result.empty_samples,
+            **(problem if result.problem else {}),
             **parts,
         )
 
@@ -340,9 +253,9 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         reader = self._data.stored.open(unwanted=lambda: is_over(self._stop))
-        with computing(self._drafter, self._compute):
+        with computing(self._learner.drafter, compute_dtype(self._recipe)):
             tau = simulated_tau(
-                self._drafter,
+                self._learner.drafter,
                 self._head,
                 reader,
                 self._data.validation,
@@ -356,7 +269,9 @@ class Trainer:
 
     def _checkpoint(self) -> Path:
         self._claim()
-        folder = save_checkpoint(self._checkpoints, self._drafter, self._optimizer, self._state)
+        folder = save_checkpoint(
+            self._checkpoints, self._learner.drafter, self._learner.optimizer, self._state
+        )
         self._events.emit("checkpoint", step=self._state.step, folder=folder.name)
         self._saved_step = self._state.step
         return folder
@@ -370,7 +285,7 @@ class Trainer:
             "%d steps over %d samples (%d distinct), %.1f M trainable parameters; evaluations %sat "
             "%s %s; first slot right: share of first drafted tokens that are the answer's",
             due[-1], self._total, len(self._data.train),
-            sum(p.numel() for p in self._parameters.values()) / 1e6,
+            self._learner.num_parameters / 1e6,
             "" if state.samples else "before the first step and ",
             "step" if len(due) == 1 else "steps", ", ".join(map(str, due)),
         )  # fmt: skip
