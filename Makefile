@@ -1,4 +1,5 @@
-# Needs Python 3.11 or newer with pip, make, and the package index; installs nothing outside .venv.
+# Needs Python 3.11 or newer with pip, make, and the package index; installs nothing outside .venv
+# and, for `bench-peers` alone, .venv-peers.
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -11,6 +12,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 
 BIN := .venv/bin
 STAMP := .venv/installed
+PEERS := .venv-peers
 CACHE := .cache
 RUN := runs/demo
 RUN_S3 := runs/extract-s3
@@ -23,10 +25,11 @@ export OPENBLAS_NUM_THREADS := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install test lint format fetch demo demo-s3 bench torture clean
+.PHONY: help install test lint format fetch demo demo-s3 bench bench-ab bench-peers \
+  bench-peers-tau torture clean
 
 help: ## say what there is
-	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /make \1\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /make \1\t/' | expand -t 24
 
 install: $(STAMP) ## make .venv with Paceline (editable), its tests and its linters
 
@@ -63,8 +66,28 @@ demo-s3: fetch ## the same in small, its features in an object store: a local S3
 bench: $(STAMP) ## one JSON line per measurement; ONLY=name for one benchmark
 	@$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY))
 
+bench-ab: $(STAMP) ## an hour: τ by training objective, after `make demo`; BUDGET=20 PROMPTS=2 for a trial
+	@$(BIN)/python benchmarks/objective_ab.py --run $(RUN) $(if $(BUDGET),--budget $(BUDGET)) \
+	  $(if $(ARMS),--arms $(ARMS)) $(if $(SEED),--seed $(SEED)) $(if $(PROMPTS),--prompts $(PROMPTS))
+
+# What speculators would see and hear with is built for another torch than a CPU's, and breaks the
+# import of transformers there; a text drafter needs neither.
+$(PEERS)/installed: pyproject.toml benchmarks/peers/requirements.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or name it: make PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --requirement benchmarks/peers/requirements.txt --editable .
+	$(PEERS)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio
+	@touch $@
+
+bench-peers: $(PEERS)/installed ## a training step beside that of speculators, installed in .venv-peers
+	@$(PEERS)/bin/python benchmarks/run.py --only peers.step
+
+bench-peers-tau: $(PEERS)/installed ## long: τ beside speculators, after `make demo`; EPOCHS=0.1 PROMPTS=2 for a trial
+	@$(PEERS)/bin/python benchmarks/run.py --only peers.tau demo=$(RUN) \
+	  $(if $(EPOCHS),epochs=$(EPOCHS)) $(if $(PROMPTS),prompts=$(PROMPTS))
+
 torture: $(STAMP) ## kill, flip, starve and sabotage until something breaks; ONLY=gate, SEED=n
 	@$(BIN)/python torture/run.py $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove .venv and caches; runs/ stays
-	rm -rf .venv .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv $(PEERS) .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

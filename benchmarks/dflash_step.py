@@ -11,6 +11,7 @@ import torch
 
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.dflash import DFlash
+from paceline.recipe.objective_inputs import objective_of
 from paceline.recipe.schema import TrainRecipe
 from paceline.target.families import NormKind
 from paceline.target.head import TargetHead
@@ -45,7 +46,7 @@ def measure() -> dict[str, Any]:
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        loss = block_loss(drafter, head, batch, gamma=7.0, chunk=recipe.loss_chunk)
+        loss = block_loss(drafter, head, batch, objective_of(recipe), chunk=recipe.loss_chunk)
         marks.append(time.process_time())
         loss.sum.backward()
         marks.append(time.process_time())

@@ -26,7 +26,6 @@ from paceline.durable.iowatch import IoWatch
 from paceline.durable.object_store import ObjectStore
 from paceline.durable.uploader import Uploaded, Uploader
 from paceline.extract.job import Job, UnitWork
-from paceline.extract.rows import index_rows, read_rows
 from paceline.extract.worker import open_worker
 from paceline.features.codec import Codec
 from paceline.features.plan import Unit, plan_units
@@ -35,6 +34,7 @@ from paceline.recipe.schema import TargetRecipe
 from paceline.target.load import Target, load_target
 from paceline.target.taps import default_taps
 from paceline.types import Sample, Split
+from paceline.types.rows import index_rows, read_rows
 from paceline.types.sample import encode_sample
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,6 +12,7 @@ import torch
 
 from paceline.decode.speculate import decode_plain, decode_speculative
 from paceline.drafter.build import drafter_config, new_drafter
+from paceline.recipe.objective_inputs import objective_of
 from paceline.recipe.schema import DrafterRecipe, TargetRecipe, TrainRecipe
 from paceline.target.load import Target, load_target
 from paceline.target.taps import default_taps
@@ -85,7 +86,7 @@ def measure() -> dict[str, Any]:
 
 
 def _learn(target: Target, drafter: Any, samples: list[Features]) -> float:
-    recipe = TrainRecipe(learning_rate=LEARNING_RATE)
+    recipe = TrainRecipe(learning_rate=LEARNING_RATE, gamma=4.0)
     optimizer = build_optimizer(drafter.train(), recipe)
     generator = torch.Generator().manual_seed(0)
     mean = 0.0
@@ -98,7 +99,7 @@ def _learn(target: Target, drafter: Any, samples: list[Features]) -> float:
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
-        loss = block_loss(drafter, target.head, batch, gamma=4.0, chunk=1 << 24)
+        loss = block_loss(drafter, target.head, batch, objective_of(recipe), chunk=1 << 24)
         (loss.sum / loss.count).backward()
         mean = float(loss.sum.detach()) / loss.count
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)

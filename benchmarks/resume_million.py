@@ -28,8 +28,6 @@ from paceline.durable.store import LocalStore
 from paceline.extract.destination import DEEP_BYTES
 from paceline.extract.layout import JOURNAL, Layout
 from paceline.extract.ledger import survey, verified_record
-from paceline.extract.row_index import FILE_NAME, open_rows
-from paceline.extract.rows import Rows
 from paceline.features.format import Tensor, json_text, write_tensors
 from paceline.features.plan import Unit
 from paceline.recipe.fingerprint import digest_file
@@ -44,6 +42,8 @@ from paceline.recipe.schema import (
 )
 from paceline.recipe.stage import StageRecord
 from paceline.recipe.write import write_recipe
+from paceline.types.row_index import FILE_NAME, open_rows
+from paceline.types.rows import Rows
 from paceline.watch.events import Counts, EventWriter
 
 TARGET_SECONDS = 5.0

@@ -1,8 +1,9 @@
 """Print one JSON line for each measurement: name, value, unit, target, ok, how.
 
-    python benchmarks/run.py [--only NAME]
+    python benchmarks/run.py [--only NAME [KEY=VALUE ...]]
 
-A benchmark is a module beside this file with `measure()`, which returns such a dict or several.
+A benchmark is a module beside this file with `measure()`, which returns such a dict or several and
+takes the values of --only as text.
 The exit code is 0 whatever they say: numbers are for reading, tests are for failing.
 """
 
@@ -11,7 +12,7 @@ import contextlib
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 BENCHMARKS = (
@@ -25,20 +26,23 @@ BENCHMARKS = (
     "status_time",
     "resume_million",
     "kill_tiny",
+    "averaging_tau",
     "resume_exact",
 )
+PEERS = ("peers.step", "peers.tau")
+"""Run by name alone: they need another project's package, in the environment of `bench-peers`."""
 KEYS = ("name", "value", "unit", "target", "ok", "how")
 
 Measurement = dict[str, Any]
 
 
-def run(name: str) -> list[Measurement]:
+def run(name: str, values: Mapping[str, str] | None = None) -> list[Measurement]:
     """Measure one benchmark; whatever goes wrong in it becomes a measurement that is not ok."""
     try:
         module = importlib.import_module(name)
         # A line that a library prints must not land between the JSON lines.
         with contextlib.redirect_stdout(sys.stderr):
-            measured = module.measure()
+            measured = module.measure(**(values or {}))
         measurements = [measured] if isinstance(measured, dict) else list(measured)
         for measurement in measurements:
             if set(measurement) != set(KEYS):
@@ -54,10 +58,14 @@ def run(name: str) -> list[Measurement]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns 0."""
     parser = argparse.ArgumentParser(description="One JSON line for each measurement.")
-    parser.add_argument("--only", choices=BENCHMARKS, help="one benchmark instead of all")
+    parser.add_argument("--only", choices=BENCHMARKS + PEERS, help="one benchmark, not all")
+    parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="what that one takes")
     options = parser.parse_args(arguments)
+    if options.values and not options.only:
+        parser.error("KEY=VALUE: name the benchmark with --only")
+    values = dict(value.partition("=")[::2] for value in options.values)
     for name in [options.only] if options.only else BENCHMARKS:
-        for measurement in run(name):
+        for measurement in run(name, values):
             print(json.dumps(measurement, ensure_ascii=False), flush=True)
     return 0
 

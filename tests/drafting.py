@@ -9,7 +9,9 @@ import torch
 from paceline.drafter.attention import Document
 from paceline.drafter.build import drafter_config, new_drafter
 from paceline.drafter.dflash import DFlash
-from paceline.recipe.schema import DrafterRecipe, TargetRecipe
+from paceline.recipe.objective_inputs import objective_of
+from paceline.recipe.objective_terms import ObjectiveTerm
+from paceline.recipe.schema import DrafterRecipe, TargetRecipe, TrainRecipe
 from paceline.target.load import Target, load_target
 from paceline.types import Features, TokenBatch
 from tiny_models import tiny_model
@@ -75,6 +77,11 @@ def capture(target: Target, ids: torch.Tensor, mask: torch.Tensor) -> Features:
         sample_ids=(f"doc-{ids.numel()}-{int(ids.sum())}",),
     )
     return target.capture(batch, TAPS)
+
+
+def decayed(gamma: float) -> tuple[ObjectiveTerm, ...]:
+    """The objective of a recipe that names none."""
+    return objective_of(TrainRecipe(gamma=gamma))
 
 
 def run_blocks(

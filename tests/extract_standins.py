@@ -10,8 +10,8 @@ from pathlib import Path
 
 from paceline.durable.store import write_verified
 from paceline.extract.job import Job
-from paceline.extract.rows import read_rows
 from paceline.flow.units import Handler, Made, Task, WorkerContext
+from paceline.types.rows import read_rows
 
 POISON = "unit-000003.safetensors"
 

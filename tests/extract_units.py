@@ -8,12 +8,12 @@ from typing import Any
 from extract_runs import make_sample
 from paceline.durable.iowatch import IoWatch
 from paceline.extract.job import Job, UnitWork
-from paceline.extract.rows import Rows, index_rows
 from paceline.features.plan import Unit, plan_units
 from paceline.flow.units import Task, WorkerContext
 from paceline.recipe.schema import TargetRecipe
 from paceline.target.spec import read_spec
 from paceline.types import Sample
+from paceline.types.rows import Rows, index_rows
 from paceline.types.sample import encode_sample
 
 FINGERPRINT = "f" * 32

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from paceline.extract.row_index import open_rows
-from paceline.extract.rows import read_rows
 from paceline.extract.stage import open_setting
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.target.load import load_target
+from paceline.types.row_index import open_rows
+from paceline.types.rows import read_rows
 from paceline.types.sample import batch_of
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kill_run import Kind, Sabotage
+from online_runs import killed_online_training
 from paceline.durable.crash import Keep
 from paceline.durable.faulty import Fault
 from paceline.durable.store import Stat
@@ -116,6 +117,16 @@ def kills_s3(world: World) -> Result:
             s3=s3,
         )
     return _kills(found, count, (), most_seconds=90)
+
+
+def kills_online(world: World) -> Result:
+    """Any of the targets and drafters of an online training killed: each sample counts once."""
+    kills, epochs = (20, 1000) if world.is_full else (3, 150)
+    found = killed_online_training(world.folder, kills=kills, epochs=epochs, seed=world.seed)
+    by_whom = ", ".join(f"{count} of {who}" for who, count in Counter(found.killed).most_common())
+    return Result(
+        f"{len(found.killed)} kills ({by_whom}), {found.samples:,} samples", found.findings
+    )
 
 
 def commit_faults(world: World) -> Result:
@@ -226,6 +237,7 @@ class Gate:
 GATES = (
     Gate("kills-local", kills_local),
     Gate("kills-s3", kills_s3),
+    Gate("kills-online", kills_online),
     Gate("commit-faults", commit_faults),
     Gate("bit-flips", flipped_bits),
     Gate("uploads", uploads),

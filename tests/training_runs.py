@@ -3,8 +3,9 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from paceline.recipe.run_dir import RunDir
 from paceline.train import loop
 from paceline.train.checkpoint import FILES, newest_checkpoint, read_state
+from paceline.train.source import SampleOrder
 
 CURVE = (
     "step", "samples", "loss", "count", "learning_rate", "gradient_norm", "samples_digest",
@@ -54,17 +56,25 @@ def assert_same_end(one: RunDir, other: RunDir) -> None:
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], None]:
     """Have SIGTERM come at the end of a step; returns what takes that back."""
-    original = loop.Trainer._step
+    original = loop.Trainer._advance
 
     def stopping(self, *arguments):
         original(self, *arguments)
         if self.state.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(loop.Trainer, "_step", stopping)
-    return lambda: monkeypatch.setattr(loop.Trainer, "_step", original)
+    monkeypatch.setattr(loop.Trainer, "_advance", stopping)
+    return lambda: monkeypatch.setattr(loop.Trainer, "_advance", original)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def schedule(
+    indices: Sequence[int], digest: str, *, seed: int, first: int, end: int, **windowed: Any
+) -> list[int]:
+    """The samples at positions first..end-1."""
+    order = SampleOrder(indices, digest, seed=seed, **windowed)
+    return [order(position) for position in range(first, end)]

@@ -10,10 +10,10 @@ import numpy as np
 
 from paceline.durable.store import LocalStore, Stat
 from paceline.extract.ledger import verified_record
-from paceline.extract.rows import Rows, index_rows, read_rows
 from paceline.features.format import Tensor, json_text, write_tensors
 from paceline.features.plan import Unit, plan_units
 from paceline.features.sizes import bytes_per_token
+from paceline.types.rows import Rows, index_rows, read_rows
 from paceline.types.sample import Sample, encode_sample
 
 FINGERPRINT = "f" * 32

@@ -29,14 +29,15 @@ def run_stage(
     run_dir: RunDir,
     *,
     resume_from: str | None = None,
+    fork_from: str | None = None,
     allow_change: Sequence[str] = (),
     shard: str | None = None,
     accept_code: bool = False,
 ) -> "Report":
     """Run one stage; what is done already and verified is left as it is.
 
-    `resume_from` and `allow_change` are those of `paceline train`, `shard` and `accept_code` those
-    of `paceline extract`; other stages take no notice.
+    `resume_from`, `fork_from` and `allow_change` are those of `paceline train`, `shard` and
+    `accept_code` those of `paceline extract`; other stages take no notice.
 
     The recipe is taken as it stands: `check_recipe` and `check_paths` come first. Raises UserError
     for an unknown name, and what the stage raises: RecipeChanged where artefacts of another recipe
@@ -48,7 +49,11 @@ def run_stage(
             with EventWriter(run_dir.events, name):
                 require_inputs(name, recipe, run_dir)
             options = {
-                "train": {"resume_from": resume_from, "allow_change": allow_change},
+                "train": {
+                    "resume_from": resume_from,
+                    "fork_from": fork_from,
+                    "allow_change": allow_change,
+                },
                 "extract": {"shard": shard, "accept_code": accept_code},
             }
             work = importlib.import_module(module).run

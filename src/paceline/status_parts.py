@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.recipe.checkpoints import Checkpoint, rank
+from paceline.recipe.checkpoints import Checkpoint, Parent, rank
 from paceline.recipe.stage import Record
 
 
@@ -33,6 +33,8 @@ class Training:
     best: str | None
     """The one that the finished training has chosen. Before, the one of the highest τ; of equal
     ones, or without any, the newest."""
+    parent: Parent | None = None
+    """The checkpoint of another run that it began with, if it is a fork."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,7 @@ def training_part(
         tau_step=measured[-1].step if measured else None,
         checkpoints=tuple(c.name for c in checkpoints),
         newest=checkpoints[-1].name if checkpoints else None,
+        parent=readable[-1].parent if readable else None,
         resumes_from=readable[-1].name if readable else None,
         best=(chosen if isinstance(chosen, str) else None) or (None if best is None else best.name),
     )

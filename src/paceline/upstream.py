@@ -25,11 +25,14 @@ _OPEN = {
     "prepare": ("sources.", "corpus.template_args.", "end_tokens."),
     "regenerate": ("corpus.template_args.",),
     "extract": ("extract.layer_ids.",),
-    "train": ("template_args.", "vocab_text.", "warm_start."),
+    "train": ("template_args.", "vocab_text.", "warm_start.", "train.objective."),
 }
 """Mappings and lists by stage: an entry that stands on one side alone is a difference too."""
 
-_UNSAID: Mapping[str, Fields] = {"extract": {"extract.codec": "none"}, "train": LATER_KEYS}
+_UNSAID: Mapping[str, Fields] = {
+    "extract": {"extract.codec": "none", "extract.samples": "all"},
+    "train": LATER_KEYS,
+}
 """What a record that does not say so means, by stage."""
 
 
@@ -137,7 +140,9 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
             layers = ModelFolder(Path(recipe.target.path)).get("num_hidden_layers")
             taps = taps_of(recipe.extract, layers)
             codec = resolved_codec(recipe.extract)
-            return asked | flatten({"extract": {"layer_ids": taps, "codec": codec}})
+            samples = "validation" if recipe.train.online else "all"
+            kept = {"layer_ids": taps, "codec": codec, "samples": samples}
+            return asked | flatten({"extract": kept})
         case "train":
             own = {
                 "template_args": recipe.corpus.template_args,

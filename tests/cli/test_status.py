@@ -29,10 +29,10 @@ from paceline.recipe.stage import StageRecord, read_record
 from paceline.stage_folders import folder_of
 from paceline.stage_status import STAGES
 from paceline.status import RunStatus, run_status
-from paceline.train import loop
 from paceline.watch.events import COUNTED, Counts, Kind
 from paceline.watch.words import number, span
 from tiny_run import tiny_project
+from training_runs import stop_after
 
 LONG = ("--set", "train.epochs=4000", "--set", "train.evaluations=1")
 
@@ -218,14 +218,7 @@ def test_killed_before_the_first_event(killed, tmp_path):
 
 
 def test_an_interrupted_run(untrained, straight, monkeypatch, capsys):
-    original = loop.Trainer._step
-
-    def step(self, *arguments):
-        original(self, *arguments)
-        if self.state.step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(loop.Trainer, "_step", step)
+    stop_after(monkeypatch, 2)
     assert main(["run", "--run", str(untrained.root)]) == 130
     status = look(untrained)
     assert (status.state, status.stages[3].state) == ("interrupted", "interrupted")
@@ -659,7 +652,9 @@ JSON_KEYS = {
     "report notes",
     "counts": "unit total done skipped redone redone_unit failed quarantined tokens tokens_total "
     "rate eta",
-    "training": "step loss learning_rate tau tau_step checkpoints newest resumes_from best",
+    "training": (
+        "step loss learning_rate tau tau_step checkpoints newest resumes_from best parent"
+    ),
     "extraction": "state units units_done units_skipped workers waiting stuck staging_bytes "
     "staging_limit backlog_units backlog_bytes uploaded_bytes upload_cpu_share stall_seconds "
     "free_bytes samples_per_s part",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
-from paceline.recipe.checkpoints import checkpoints
+from paceline.recipe.checkpoints import checkpoints, write_evaluation
 from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.stage import read_record
@@ -131,13 +131,60 @@ def test_a_lost_best_checkpoint_is_named_by_score_and_train_chooses_the_next(
 
 
 def lower_tau(folder: Path) -> None:
-    """Let a checkpoint look like the worst, with checksums that hold."""
-    from paceline.recipe.fingerprint import digest_file
+    """Let a checkpoint look like the worst, as if it had been measured."""
+    write_evaluation(folder, {"ddtree-64": 0.5}, 2)
 
-    path = folder / "state.json"
-    state = json.loads(path.read_bytes())
-    state["state"]["tau"] = {"ddtree-64": 0.5}
-    path.write_text(json.dumps(state))
-    sums = json.loads((folder / "checksums.json").read_bytes())
-    sums["state.json"] = digest_file(path)
-    (folder / "checksums.json").write_text(json.dumps(sums))
+
+@pytest.fixture
+def sibling(finished, tmp_path) -> RunDir:
+    """A run with the same corpus and features, whose training has not begun."""
+    run = RunDir(tmp_path / "sibling")
+    for name in ("corpus", "features"):
+        shutil.copytree(finished / "run" / name, run.root / name)
+    return run
+
+
+@pytest.mark.parametrize("command", ["train", "run"])
+def test_a_run_is_forked_into_a_new_one_and_status_and_report_say_so(
+    sibling, finished, command, capsys
+):
+    old = RunDir(finished / "run")
+    before = contents(old.root)
+    folder = checkpoints(old.checkpoints)[0]
+    longer = ("--set", "train.epochs=4", "--fork-from", str(folder))
+    assert go(command, sibling, finished, *longer) == 0
+    said = capsys.readouterr().out
+    words = f"forked from {old.root.resolve()}, {folder.name}"
+    assert words in said
+    assert min(e["step"] for e in events(sibling, "step")) == int(folder.name[5:]) + 1
+    assert [e["key"] for e in events(sibling, "override")] == ["train.epochs"]
+    assert main(["status", str(sibling.root), "--json"]) == 0
+    stages = {s["name"]: s for s in json.loads(capsys.readouterr().out)["stages"]}
+    parent = stages["train"]["training"]["parent"]
+    assert (parent["run"], parent["name"]) == (str(old.root.resolve()), folder.name)
+    assert main(["status", str(sibling.root)]) == 0
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert main(["report", str(sibling.root)]) == 0
+    assert words in sibling.report.read_text()
+    capsys.readouterr()
+    assert go(command, sibling, finished, *longer) == 0
+    assert "train is complete" in capsys.readouterr().out
+    assert contents(old.root) == before
+
+
+def test_a_fork_is_refused_before_any_stage(sibling, run, finished, capsys):
+    folder = checkpoints(run.checkpoints)[0]
+    both = ("--fork-from", str(folder), "--resume-from", folder.name)
+    assert go("run", sibling, finished, *both) == 2
+    assert "--resume-from and --fork-from: one of them" in capsys.readouterr().err
+    assert go("run", sibling, finished, "--fork-from", "") == 2
+    assert "--fork-from: empty" in capsys.readouterr().err
+    assert go("run", sibling, finished, "--fork-from", str(folder.with_name("step_7"))) == 2
+    assert "no such folder" in capsys.readouterr().err
+    other = checkpoints(RunDir(finished / "run").checkpoints)[0]
+    assert go("run", run, finished, "--fork-from", str(other)) == 2
+    assert "has checkpoints already" in capsys.readouterr().err
+    (folder / "model.safetensors").unlink()
+    assert go("run", sibling, finished, "--fork-from", str(folder)) == 1
+    assert f"{folder / 'model.safetensors'}: missing" in capsys.readouterr().err
+    assert not sibling.events.exists()

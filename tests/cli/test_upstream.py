@@ -64,6 +64,12 @@ def contents(run: RunDir) -> dict[Path, bytes]:
         ("score", "extract.taps=[1, 2]", "extract.layer_ids.2: 3 -> '(absent)'"),
         ("train", "extract.dtype=float32", "extract.dtype: 'bfloat16' -> 'float32'"),
         ("train", "extract.codec=planes", "extract.codec: 'none' -> 'planes'"),
+        (
+            "train",
+            "train.online=true",
+            "extract.samples (train.online decides): 'all' -> 'validation'",
+        ),
+        ("score", "train.online=true", "extract.samples (train.online decides): 'all' -> "),
         ("score", "drafter.layers=2", "drafter.layers: 1 -> 2"),
         ("score", "train.betas=[0.9, 0.99]", "train.betas.1: 0.95 -> 0.99"),
     ],

@@ -106,7 +106,7 @@ def test_a_measured_store_is_within_one_percent_of_the_plan(tmp_path, capsys):
     from paceline.doctor.plan_bytes import Samples
     from paceline.doctor.plan_facts import Asked
     from paceline.extract import stage
-    from paceline.extract.rows import index_rows
+    from paceline.types.rows import index_rows
 
     target = tiny_model("llama", tmp_path / "target", hidden=64)
     recipe, run_dir = make_run(
@@ -293,10 +293,10 @@ def test_paths_on_one_file_system_share_its_room(large, monkeypatch, capsys):
 
 
 def test_memory_that_is_too_small_names_what_would_fit(large, roomy, monkeypatch, capsys):
-    give_memory(monkeypatch, 40 * GB)
+    give_memory(monkeypatch, 41 * GB)
     plan = planned(capsys, large, *T_47, code=1)
     found = verdict(plan, "memory in train")
-    assert found["needs"] > found["has"] == 40 * GB
+    assert found["needs"] > found["has"] == 41 * GB
     changes = [advice.partition(" (")[0] for advice in found["advice"]]
     keys = [change.partition("=")[0] for change in changes]
     assert keys == ["train.anchors", "drafter.layers"]
@@ -360,7 +360,7 @@ def test_the_text_has_all_that_a_plan_is_asked_for(tmp_path, roomy, monkeypatch,
 
 JSON_KEYS = {
     "plan": "schema_version run target target_bytes target_in_memory samples done store staging "
-    "flow drafter file_systems memory machine verdicts fits unknown",
+    "flow online drafter averaging file_systems memory machine verdicts fits unknown",
     "samples": "count tokens longest basis said",
     "done": "shards samples tokens bytes",
     "store": "codec taps last dtype bytes_per_token bytes_per_sample shards largest_shard "
@@ -369,7 +369,12 @@ JSON_KEYS = {
     "flow": "tokens_per_s upload made bottleneck seconds at_least ends_at staging_fills_after "
     "staging_lasts",
     "rate": "value source said",
-    "drafter": "parameters weight_bytes checkpoint_bytes",
+    "online": "targets drafters samples tokens queue_bytes target_tokens_per_s "
+    "drafter_tokens_per_s slower seconds at_least best",
+    "split": "targets drafters tokens_per_s",
+    "averaging": "on_device naive naive_fits device_bytes training",
+    "drafter": "parameters fc_parameters lm_head_parameters frozen_parameters weight_bytes "
+    "checkpoint_bytes",
     "file_system": "point device kind total free spare below_mark needs needs_below_mark places",
     "place": "what path bytes there is_estimate",
     "memory": "stage device on_device on_host",
@@ -384,6 +389,11 @@ def test_the_keys_of_the_json_are_frozen(large, roomy, capsys):
     """Scripts read them: add some, never rename or remove one within a version."""
     asked = (*T_47, "--set", "extract.store=s3://bucket/prefix", "--upload", "100")
     plan = planned(capsys, large, *asked)
+    assert plan["online"] is plan["averaging"] is None
+    devices = "train.target_devices=[cpu:0]", "train.drafter_devices=[cpu:1, cpu:2]"
+    changes = [word for change in ("train.online=true", *devices) for word in ("--set", change)]
+    rates = ("--tokens-per-s", "50", "--drafter-tokens-per-s", "70")
+    online = planned(capsys, large, *T_47, *changes, *rates)
     found = {
         "plan": plan,
         "samples": plan["samples"],
@@ -392,7 +402,10 @@ def test_the_keys_of_the_json_are_frozen(large, roomy, capsys):
         "staging": plan["staging"],
         "flow": plan["flow"],
         "rate": plan["flow"]["upload"],
+        "online": online["online"],
+        "split": online["online"]["best"],
         "drafter": plan["drafter"],
+        "averaging": online["averaging"],
         "file_system": plan["file_systems"][0],
         "place": plan["file_systems"][0]["places"][0],
         "memory": plan["memory"][0],

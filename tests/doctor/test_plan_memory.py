@@ -5,19 +5,14 @@ import pytest
 import torch
 
 from paceline.doctor.plan_bytes import Samples, store_sizes
-from paceline.doctor.plan_memory import (
-    CUDA_CONTEXT_BYTES,
-    Sizes,
-    StageMemory,
-    logits_bytes,
-    memory,
-    micro_batch,
-    training_bytes,
-)
-from paceline.doctor.plan_target import DrafterShape, drafter_shape, read_target
+from paceline.doctor.plan_memory import Sizes, StageMemory, memory
+from paceline.doctor.plan_target import drafter_shape, read_target
 from paceline.drafter.attention import Document
+from paceline.drafter.build import drafter_config
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.dflash import DFlash
+from paceline.drafter.memory import CUDA_CONTEXT_BYTES, logits_bytes, micro_batch, training_bytes
+from paceline.drafter.shape import DrafterShape
 from paceline.recipe.schema import (
     CorpusRecipe,
     DrafterRecipe,
@@ -28,6 +23,7 @@ from paceline.recipe.schema import (
     TrainRecipe,
 )
 from paceline.train.compute import computing
+from paceline.train.memory import Demand, total
 from tiny_models import tiny_model
 
 SHAPE = DrafterShape(
@@ -78,12 +74,10 @@ def test_the_activations_of_the_training_are_those_that_autograd_keeps(
     shape, context, blocks, compute
 ):
     """The formula is an estimate; it is one to a tenth."""
-    recipe = Recipe(
-        train=TrainRecipe(
-            compute=compute,
-            anchors=blocks,
-            micro_batch_tokens=context + blocks * shape.block_size,
-        )
+    recipe = TrainRecipe(
+        compute=compute,
+        anchors=blocks,
+        micro_batch_tokens=context + blocks * shape.block_size,
     )
     assert micro_batch(recipe, shape, context) == (context, blocks * shape.block_size)
     found = kept_for_backward(shape, context, blocks, getattr(torch, compute))
@@ -93,7 +87,7 @@ def test_the_activations_of_the_training_are_those_that_autograd_keeps(
 
 
 def test_the_largest_micro_batch_is_a_full_one_or_one_long_sample():
-    recipe = Recipe(train=TrainRecipe(anchors=512, micro_batch_tokens=8192))
+    recipe = TrainRecipe(anchors=512, micro_batch_tokens=8192)
     assert micro_batch(recipe, SHAPE, 2048) == (2048, 512 * 16)
     context, slots = micro_batch(recipe, SHAPE, 100)
     assert context + slots == 8192
@@ -102,14 +96,13 @@ def test_the_largest_micro_batch_is_a_full_one_or_one_long_sample():
 
 def test_logits_are_bounded_by_the_chunk_and_are_one_rows_at_least():
     def of(chunk: int, compute: Any = "float32") -> int:
-        train = TrainRecipe(loss_chunk=chunk, compute=compute)
-        return logits_bytes(Recipe(train=train), SHAPE, 100)
+        return logits_bytes(TrainRecipe(loss_chunk=chunk, compute=compute), SHAPE, 100)
 
     assert of(10_000) == 10 * 1000 * 4
     assert of(10_000, "bfloat16") == 10 * 1000 * 8
     assert of(1) == 1000 * 4
     narrow = dataclasses.replace(SHAPE, draft_vocab_size=100)
-    assert logits_bytes(Recipe(train=TrainRecipe(loss_chunk=1)), narrow, 100) == 400
+    assert logits_bytes(TrainRecipe(loss_chunk=1), narrow, 100) == 400
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +113,14 @@ def target(tmp_path_factory):
 def planned(target, recipe: Recipe, **more: int) -> dict[str, StageMemory]:
     sizes = read_target(target)
     samples = Samples(count=1000, tokens=100_000, longest=200, basis="data", said="")
+    # Online, the store has the few samples of the validation alone.
+    trained = dataclasses.replace(samples, longest=300) if recipe.train.online else samples
     store = store_sizes(recipe.extract, samples, None, num_layers=6, hidden_size=32)
     drafter = drafter_shape(recipe.drafter, sizes.spec, len(store.taps))
     stages = memory(
-        recipe, Sizes(target=sizes, drafter=drafter, samples=samples, store=store), **more
+        recipe,
+        Sizes(target=sizes, drafter=drafter, samples=samples, trained=trained, store=store),
+        **more,
     )
     return {stage.stage: stage for stage in stages}
 
@@ -154,6 +151,22 @@ def test_weights_states_and_buffers_are_exact(target):
     assert extract["capture buffers"] == 2 * 512 * 2 * 32 * 2
     assert extract["CUDA context"] == CUDA_CONTEXT_BYTES
     assert stages["extract"].total("device") == sum(extract.values())
+
+
+@pytest.mark.parametrize("draft_vocab", [None, 100])
+def test_a_training_is_told_what_the_plan_says(target, draft_vocab):
+    recipe = Recipe(
+        extract=ExtractRecipe(taps=(1, 3)),
+        drafter=DrafterRecipe(layers=2, draft_vocab=draft_vocab),
+        train=TrainRecipe(device="cuda:0"),
+    )
+    config = drafter_config(
+        recipe.drafter, read_target(target).spec, (1, 3),
+        mask_token_id=300, template_digest="", template_args={},
+    )  # fmt: skip
+    told = Demand(longest=200, is_tied=False).parts(recipe.train, config, "cuda:0")
+    plan = planned(target, recipe)["train"].total("device")
+    assert total(told) == plan - CUDA_CONTEXT_BYTES
 
 
 def test_a_reduced_vocabulary_has_rows_of_its_own(target):

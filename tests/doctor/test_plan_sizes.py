@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from feature_samples import random_features
 from paceline.doctor.plan_bytes import CODECS, Samples, store_sizes
-from paceline.doctor.plan_target import DrafterShape, drafter_shape, read_target
+from paceline.doctor.plan_target import drafter_shape, read_target
 from paceline.drafter.build import drafter_config
 from paceline.drafter.checkpoint import save_drafter
 from paceline.drafter.dflash import DFlash
+from paceline.drafter.shape import DrafterShape
 from paceline.drafter.vocabulary import DraftVocabulary
 from paceline.durable.errors import RecipeError, TargetError, UserError
 from paceline.features.plan import plan_units

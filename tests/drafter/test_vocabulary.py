@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from drafting import TAPS, capture, load_tiny_target, tiny_drafter
+from drafting import TAPS, capture, decayed, load_tiny_target, tiny_drafter
 from paceline.decode.simulate import accepted_depths, method_name, walk_rounds
 from paceline.decode.speculate import decode_plain, decode_speculative
 from paceline.drafter.checkpoint import load_drafter, save_drafter
@@ -239,7 +239,7 @@ def _learnt(target, prompt, answer, kept):
     before = {name: buffer.clone() for name, buffer in drafter.named_buffers()}
     for epoch in range(120):
         sample = anchor_sample(features, count=24, seed=0, epoch=epoch)
-        loss = block_loss(drafter, head, packed(drafter, sample), gamma=4.0, chunk=1 << 20)
+        loss = block_loss(drafter, head, packed(drafter, sample), decayed(4.0), chunk=1 << 20)
         (loss.sum / loss.count).backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         optimizer.step()
@@ -266,7 +266,7 @@ def test_rows_outside_have_no_loss_and_are_counted(target):
     drafter = reduced(full, kept)
     head = drafter.narrowed(target.head)
     batch = packed(drafter, anchor_sample(features, count=20, seed=0, epoch=0))
-    loss = block_loss(drafter, head, batch, gamma=4.0, chunk=1 << 20)
+    loss = block_loss(drafter, head, batch, decayed(4.0), chunk=1 << 20)
     with torch.no_grad():
         hidden = full(
             target.head.embed(batch.block_ids),
@@ -301,7 +301,7 @@ def test_a_batch_whose_labels_all_lie_outside_is_finite(target):
     features = capture(target, ids, torch.arange(20) >= 5)
     drafter = reduced(tiny_drafter(target), [257, 258])
     batch = packed(drafter, anchor_sample(features, count=8, seed=0, epoch=0))
-    loss = block_loss(drafter, drafter.narrowed(target.head), batch, gamma=4.0, chunk=1 << 20)
+    loss = block_loss(drafter, drafter.narrowed(target.head), batch, decayed(4.0), chunk=1 << 20)
     loss.sum.backward()
     assert (float(loss.sum.detach()), loss.count) == (0.0, 0.0)
     assert loss.parts["outside"] == loss.parts["outside_count"] > 0

@@ -15,9 +15,9 @@ from paceline.durable.owner import LOCK, owned
 from paceline.durable.staging import Staging, staging_root
 from paceline.durable.store import LocalStore
 from paceline.extract.clean import Wanted, carry_out, plan_clean
-from paceline.extract.row_index import FILE_NAME as INDEX
 from paceline.recipe.fingerprint import digest_file
 from paceline.recipe.stage import StageRecord, changed_outputs, read_record
+from paceline.types.row_index import FILE_NAME as INDEX
 
 FEATURES = Wanted(features=True)
 

@@ -9,13 +9,13 @@ from extract_runs import contents, make_run, make_sample, make_samples
 from extract_trials import events_of
 from paceline.extract import stage, work
 from paceline.extract.job import UnitWork
-from paceline.extract.rows import index_rows
 from paceline.extract.telling import corpus_gaps
 from paceline.extract.worker import open_worker
 from paceline.recipe.schema import RegenerateRecipe
 from paceline.recipe.stage import StageRecord
 from paceline.target.spec import read_spec
 from paceline.types import Split
+from paceline.types.rows import index_rows
 
 SHORT = 3
 """The unit that goes wrong."""

@@ -13,7 +13,7 @@ from extract_runs import make_sample
 from paceline.extract.foreign_files import Shape, find_cache, read_ids
 from paceline.extract.foreign_layers import Stated, flags, foreign_ids, own_ids, resolve, select
 from paceline.extract.foreign_match import TokenIndex, files_of, first_shape, scan
-from paceline.extract.rows import index_rows
+from paceline.types.rows import index_rows
 from paceline.types.sample import encode_sample
 
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=6)

@@ -23,9 +23,9 @@ from paceline.extract.inventory import (
 )
 from paceline.extract.layout import JOURNAL, read_layout
 from paceline.extract.repair import repair
-from paceline.extract.row_index import FILE_NAME, open_rows
 from paceline.features import manifest as manifests
 from paceline.recipe.run_dir import RunDir
+from paceline.types.row_index import FILE_NAME, open_rows
 from unit_stores import HIDDEN, flipped
 
 

@@ -21,7 +21,7 @@ from paceline.doctor.plan_facts import Asked
 from paceline.durable.space import Space, is_tmpfs
 from paceline.durable.staging import SHARED_MEMORY, staging_needed
 from paceline.extract import stage, work
-from paceline.extract.rows import index_rows
+from paceline.types.rows import index_rows
 
 
 def plan_of(recipe, run_dir):

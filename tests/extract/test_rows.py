@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from extract_runs import make_sample, make_samples
 from paceline.durable.errors import DataError
-from paceline.extract import rows as rows_module
-from paceline.extract.row_index import FILE_NAME, load_index, open_rows
-from paceline.extract.rows import index_rows, read_rows, read_tokens
-from paceline.extract.sample_ids import IdsBuilder, SampleIds
 from paceline.recipe.fingerprint import digest_file
 from paceline.types import Split
+from paceline.types import rows as rows_module
+from paceline.types.row_index import FILE_NAME, load_index, open_rows
+from paceline.types.rows import index_rows, read_rows, read_tokens
 from paceline.types.sample import encode_sample
+from paceline.types.sample_ids import IdsBuilder, SampleIds
 
 LIMITS: dict[str, Any] = {"vocab_size": 256, "max_position": 64}
 
@@ -34,9 +34,10 @@ def same(one, other):
     assert list(one.sample_ids) == list(other.sample_ids)
     for name in ("lengths", "loss_tokens", "positions"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
-    assert (one.heldout, one.without_loss, one.read, one.digest) == (
+    assert (one.heldout, one.without_loss, one.other, one.read, one.digest) == (
         other.heldout,
         other.without_loss,
+        other.other,
         other.read,
         other.digest,
     )
@@ -73,6 +74,56 @@ def test_ids_counts_and_positions_are_those_of_the_file(corpus, samples, monkeyp
         s.input_ids for s in wanted[3:5]
     ]
     assert rows.digest == digest_file(corpus)
+
+
+def test_of_one_split_the_samples_of_the_other_are_counted(corpus, samples):
+    heldout, without_loss = 1, 1
+    by_split = {}
+    for split in (Split.TRAIN, Split.VALIDATION):
+        rows = by_split[split] = index_rows(corpus, **LIMITS, only=split)
+        wanted = [s for s in samples if s.split is split and s.num_loss_tokens]
+        assert list(rows.sample_ids) == [s.sample_id for s in wanted]
+        assert read_rows(corpus, rows.positions.tolist()) == wanted
+        # A sample without an answer is none that anyone captures, whatever its split.
+        assert (rows.heldout, rows.without_loss) == (heldout, without_loss)
+        assert len(rows) + rows.other + heldout + without_loss == rows.read == len(samples)
+    assert index_rows(corpus, **LIMITS).other == 0
+    assert by_split[Split.TRAIN].other == len(by_split[Split.VALIDATION]) == 8
+
+
+def test_a_sample_of_the_other_split_need_not_fit_the_target(tmp_path, samples):
+    long = dataclasses.replace(samples[0], input_ids=[300] * 65, loss_spans=[(0, 65)])
+    corpus = write(tmp_path / "c", [long, *samples[1:]])
+    assert len(index_rows(corpus, **LIMITS, only=Split.VALIDATION)) == 8
+    with pytest.raises(DataError, match="line 1"):
+        index_rows(corpus, **LIMITS, only=Split.TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("only", "kept", "advice"),
+    [
+        (Split.VALIDATION, Split.TRAIN, "Raise corpus.validation_fraction"),
+        (Split.TRAIN, Split.VALIDATION, "Lower corpus.validation_fraction"),
+    ],
+)
+def test_a_corpus_without_the_split_asked_for_is_refused(tmp_path, only, kept, advice):
+    samples = [make_sample(0, 9, split=kept), make_sample(1, 9, split=Split.HELDOUT)]
+    corpus = write(tmp_path / "corpus.jsonl", samples)
+    said = rf"none of its 2 samples is a {only} sample .*1 are held out.*1 are of the other split.*"
+    with pytest.raises(DataError, match=said + advice):
+        index_rows(corpus, **LIMITS, only=only)
+
+
+def test_an_index_of_one_split_is_taken_for_no_other(corpus, tmp_path):
+    index, digest = tmp_path / FILE_NAME, digest_file(corpus)
+    first = open_rows(corpus, digest, **LIMITS, only=Split.VALIDATION, index=index)
+    found = load_index(index, digest, only=Split.VALIDATION)
+    assert found is not None
+    same(found, first)
+    assert load_index(index, digest) is None
+    assert load_index(index, digest, only=Split.TRAIN) is None
+    same(open_rows(corpus, digest, **LIMITS, index=index), index_rows(corpus, **LIMITS))
+    assert load_index(index, digest, only=Split.VALIDATION) is None
 
 
 def test_a_last_line_without_its_end_counts(corpus, samples):
@@ -160,7 +211,7 @@ def test_the_index_says_what_the_corpus_says(tmp_path, samples, monkeypatch, nam
     index, digest = tmp_path / "features" / FILE_NAME, digest_file(corpus)
     first = open_rows(corpus, digest, **LIMITS, index=index)
     same(first, index_rows(corpus, **LIMITS))
-    monkeypatch.setattr("paceline.extract.row_index.index_rows", None)
+    monkeypatch.setattr("paceline.types.row_index.index_rows", None)
     same(open_rows(corpus, digest, **LIMITS, index=index), first)
 
 
@@ -210,10 +261,10 @@ def test_a_corpus_that_changes_under_the_reader_is_refused(corpus, tmp_path):
 
 
 def test_a_position_that_begins_no_sample_is_named(corpus):
-    with pytest.raises(DataError, match=r"byte 3: no sample begins here"):
+    with pytest.raises(DataError, match=r"byte 3: no sample begins here.* changed since"):
         read_rows(corpus, [3])
 
 
 def test_rows_know_no_torch():
-    program = "import sys, paceline.extract.row_index; sys.exit('torch' in sys.modules)"
+    program = "import sys, paceline.types.row_index; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

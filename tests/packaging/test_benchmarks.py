@@ -55,6 +55,42 @@ def test_only_one(benchmarks):
     assert [line["name"] for line in lines] == ["overfit"]
 
 
+def test_one_takes_what_it_is_given(benchmarks):
+    takes = GOOD.replace("measure()", "measure(demo, epochs='2')").replace(
+        '"how": "h"', '"how": f"{demo}/{epochs}"'
+    )
+    asked = ("--only", "overfit", "demo=runs/a=b")
+    _, lines = benchmarks({"overfit": takes}, *asked)
+    assert lines[0]["how"] == "runs/a=b/2"
+    _, lines = benchmarks({"overfit": takes}, *asked, "epochs=0.1")
+    assert lines[0]["how"] == "runs/a=b/0.1"
+    _, lines = benchmarks({"overfit": takes}, *asked, "epoch=1")
+    assert lines[0]["ok"] is False
+    assert "epoch" in lines[0]["how"]
+
+
+def test_values_without_a_name_are_refused(benchmarks):
+    assert benchmarks({"overfit": GOOD}, "epochs=1") == (2, [])
+
+
+def test_peers_are_run_by_name_alone():
+    script = load_script("benchmarks/run.py")
+    assert script.PEERS
+    for name in script.PEERS:
+        assert name not in script.BENCHMARKS
+        assert (ROOT / "benchmarks" / f"{name.replace('.', '/')}.py").is_file()
+
+
+def test_peers_are_measured_with_our_own_torch():
+    ours, theirs = (
+        dict(line.split("==") for line in (ROOT / name).read_text().splitlines() if "==" in line)
+        for name in ("constraints.txt", "benchmarks/peers/requirements.txt")
+    )
+    shared = (ours.keys() & theirs.keys()) - {"transformers"}
+    assert {"numpy", "torch"} <= shared
+    assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -26,8 +26,9 @@ UNIT = ROOT / "docs" / "paceline@.service"
 TEXT = DOCUMENT.read_text()
 
 HEADINGS = (
-    "Before a run", "Plan", "While it runs", "After a boot", "Exit codes", "Places",
-    "Several machines", "Object stores", "Recovery", "House-keeping", "Torture",
+    "Before a run", "Plan", "While it runs", "After a boot", "Exit codes", "Memory of a training",
+    "Places", "Several machines", "Object stores", "Online training", "Trackers", "Recovery",
+    "House-keeping", "Torture",
 )  # fmt: skip
 
 

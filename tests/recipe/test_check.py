@@ -50,6 +50,8 @@ def test_defaults_with_a_target_and_data_are_possible():
         {"schedule": "wsd", "warmup_ratio": 0.7, "decay_ratio": 0.3},
         {"schedule": "wsd", "warmup_ratio": 0.9, "decay_ratio": 0.1},
         {"schedule": "cosine", "warmup_ratio": 0.9, "decay_ratio": 0.2},
+        {"schedule": "wsd", "warmup_steps": 500, "decay_ratio": 0.99},
+        {"warmup_steps": 0, "warmup_ratio": 0.04},
     ],
 )
 def test_shares_that_fill_the_run_or_do_not_count_are_possible(shares):
@@ -90,13 +92,53 @@ def test_a_share_out_of_bounds_is_one_problem_only():
         ({"corpus__min_loss_tokens": 2048}, "every sample would be quarantined"),
         ({"train__anchors": 0}, "train.anchors: 0"),
         ({"train__warmup_ratio": 1.0}, "train.warmup_ratio: 1.0"),
+        ({"train__warmup_steps": -1}, "train.warmup_steps: -1"),
+        (
+            {"train__warmup_steps": 50, "train__warmup_ratio": 0.1},
+            "train.warmup_steps: 50, and train.warmup_ratio 0.1 says the same in other words",
+        ),
+        ({"train__noise_start": -0.1}, "train.noise_start: -0.1"),
+        ({"train__noise_end": math.inf}, "train.noise_end: inf"),
+        ({"train__muon_momentum": 1.0}, "train.muon_momentum: 1.0"),
+        ({"train__muon_learning_rate_ratio": 0}, "train.muon_learning_rate_ratio: 0.0"),
         ({"train__loss_chunk": 0}, "train.loss_chunk: 0"),
         ({"train__betas": [0.9, 1.0]}, "train.betas.1: 1.0"),
         ({"train__epochs": 0}, "train.epochs: 0.0 is impossible. Give a number above 0."),
         ({"train__epochs": math.inf}, "train.epochs: inf"),
         ({"train__keep_checkpoints": 0}, "train.keep_checkpoints: 0"),
+        ({"train__keep_every": 0}, "train.keep_every: 0"),
         ({"train__evaluations": 0}, "train.evaluations: 0"),
         ({"train__gamma": 0}, "train.gamma: 0.0"),
+        ({"train__objective": [{"kind": "tv", "weight": -1}]}, "train.objective.0.weight: -1.0"),
+        (
+            {"train__objective": [{"kind": "tree", "end_weight": 0.5, "ramp": [0.5, 1.5]}]},
+            "train.objective.0.ramp.1: 1.5",
+        ),
+        (
+            {"train__objective": [{"kind": "tree", "end_weight": 0.5, "ramp": [0.6, 0.5]}]},
+            "train.objective.0.ramp: [0.6, 0.5] falls",
+        ),
+        ({"train__objective": [{"kind": "cross_entropy", "gamma": 0}]}, "objective.0.gamma: 0.0"),
+        (
+            {"train__objective": [{"kind": "cross_entropy"}, {"kind": "kl"}]},
+            "train.objective.1.kind: kl reads the target's distribution, which is made of `last`.",
+        ),
+        (
+            {"train__objective": [{"kind": "cross_entropy", "temperature": 2}]},
+            "train.objective.0.temperature: 2.0 has no effect on cross_entropy with decay",
+        ),
+        (
+            {"train__objective": [{"kind": "tree", "positions": "streak"}]},
+            "train.objective.0.positions: streak has no effect on tree.",
+        ),
+        (
+            {"train__objective": [{"kind": "cross_entropy", "ramp": [0.0, 0.5]}]},
+            "train.objective.0.ramp: [0.0, 0.5] has no effect",
+        ),
+        (
+            {"train__objective": [{"kind": "cross_entropy", "weight": 0}]},
+            "train.objective: no term has a weight above 0",
+        ),
         ({"train__learning_rate": 0}, "train.learning_rate: 0.0"),
         ({"train__threads": 0}, "train.threads: 0"),
         ({"train__seed": -1}, "train.seed: -1"),
@@ -246,3 +288,23 @@ def test_a_target_that_is_no_model_folder_is_refused(tmp_path):
 
 def test_check_recipe_touches_no_file():
     check_recipe(replace(recipe_with(), name="nowhere"))
+
+
+def test_the_terms_of_an_objective_that_may_surprise_are_noted():
+    terms = [{"kind": "cross_entropy", "positions": "streak"}, {"kind": "kl"}]
+    base = len(notes(recipe_with(extract={"last": True}, train={"objective": terms})))
+    terms += [{"kind": "reverse_kl"}, {"kind": "tv", "positions": "streak"}]
+    found = notes(recipe_with(extract={"last": True}, train={"objective": terms}))
+    assert len(found) == base + 2
+    assert any("train.objective.2.kind: reverse_kl" in note for note in found)
+    assert any("train.objective.3.positions: streak weights" in note for note in found)
+
+
+def test_a_whole_objective_is_possible():
+    terms = [
+        {"kind": "cross_entropy", "positions": "streak_decay", "gamma": 10, "alpha": 0.3},
+        {"kind": "kl", "temperature": 2, "weight": 0, "end_weight": 0.5, "ramp": [0.8, 0.8]},
+        {"kind": "lk_hybrid", "eta": 2}, {"kind": "tree", "temperature": 0.5, "budget": 32},
+        {"kind": "cross_entropy", "positions": "tree", "budget": 16, "temperature": 2},
+    ]  # fmt: skip
+    check_recipe(recipe_with(extract={"last": True}, train={"objective": terms}))

@@ -11,6 +11,7 @@ from paceline.durable.errors import IntegrityError
 from paceline.recipe import schema
 from paceline.recipe.convert import known_keys
 from paceline.recipe.load import load_recipe, resolve_paths
+from paceline.recipe.objective_terms import ObjectiveTerm
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import (
     CorpusRecipe,
@@ -19,6 +20,7 @@ from paceline.recipe.schema import (
     Recipe,
     SourceRecipe,
     TargetRecipe,
+    TrainRecipe,
 )
 from paceline.recipe.write import (
     RUN_MARK,
@@ -108,7 +110,10 @@ def test_a_template_reads_back_equal(tmp_path_factory, recipe):
 
 def test_a_written_recipe_has_absolute_paths_and_every_key(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    recipe = Recipe(corpus=CorpusRecipe(sources=(SourceRecipe(path="data/a.jsonl"),)))
+    recipe = Recipe(
+        corpus=CorpusRecipe(sources=(SourceRecipe(path="data/a.jsonl"),)),
+        train=TrainRecipe(objective=(ObjectiveTerm(kind="kl"),)),
+    )
     write_recipe(recipe, Path("recipe.yaml"))
     text = (tmp_path / "recipe.yaml").read_text()
     assert f"path: {tmp_path}/data/a.jsonl" in text

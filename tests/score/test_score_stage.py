@@ -177,7 +177,7 @@ def test_prompts_without_room_are_left_out_and_said(scored, target, caplog):
     room = target.spec.max_position - recipe.drafter.block_size
     # Prompts have 5 to 14 tokens: those of 5 and 6 fit, a huge tree takes no more positions.
     tight = replace(recipe.score, max_prompts=None, max_new_tokens=room - 6, budgets=(400,))
-    chosen = stage._choose_prompts(replace(recipe, score=tight), run_dir)
+    chosen = stage.choose_prompts(replace(recipe, score=tight), run_dir)
     assert sorted(len(p.input_ids) for p in chosen) == [5, 6]
     assert "8 held-out prompts are left out" in caplog.text
     none = replace(recipe.score, max_new_tokens=target.spec.max_position)
@@ -189,5 +189,5 @@ def test_prompts_without_room_are_left_out_and_said(scored, target, caplog):
 def test_as_many_prompts_prove_the_walk_as_asked_for(scored, asked, marked):
     recipe, run_dir = scored
     score = replace(recipe.score, max_prompts=None, walk_check_prompts=asked)
-    chosen = stage._choose_prompts(replace(recipe, score=score), run_dir)
+    chosen = stage.choose_prompts(replace(recipe, score=score), run_dir)
     assert sum(p.check_walk for p in chosen) == marked

@@ -7,7 +7,7 @@ test_uploader, test_budget and test_object_store, in tests/features test_bitflip
 import pytest
 
 from checkout import load_script
-from torture_gates import GATES, Gate, Result, World, kills_local, kills_s3
+from torture_gates import GATES, Gate, Result, World, kills_local, kills_online, kills_s3
 from torture_kills import random_kills_of_extractions
 
 SEED = 20
@@ -30,6 +30,12 @@ def test_nor_do_those_that_upload_to_a_server(tmp_path, s3):
     assert found.problems == []
 
 
+def test_workers_of_an_online_training_that_are_killed_lose_and_double_no_sample(tmp_path):
+    found = kills_online(World(tmp_path, SEED, "small"))
+    print(found.counts)
+    assert found.problems == []
+
+
 @pytest.mark.parametrize(
     ("sabotage", "words"),
     [("hasty", "recorded as verified, the store has"), ("forgetful", "made again")],
@@ -44,6 +50,7 @@ def test_every_promise_has_its_gate():
     assert [gate.name for gate in GATES] == [
         "kills-local",
         "kills-s3",
+        "kills-online",
         "commit-faults",
         "bit-flips",
         "uploads",

@@ -16,14 +16,14 @@ from training_runs import events, last_weights, newest, step_events
 def poison(monkeypatch, steps: dict[int, str]) -> dict[int, list[torch.Tensor]]:
     """Spoil the loss of some steps; returns weights and optimizer state before each step."""
     before: dict[int, list[torch.Tensor]] = {}
-    loss_of, step_of = learner.block_loss, loop.Trainer._step
+    loss_of, step_of = learner.block_loss, loop.Trainer._advance
     current = 0
 
     def step(self, *arguments):
         nonlocal current
         current = self.state.step + 1
-        tensors = [p.detach().clone() for p in self._learner._parameters.values()]
-        for state in self.optimizer.state_dict()["state"].values():
+        tensors = [p.detach().clone() for p in self._crew.learner._parameters.values()]
+        for state in self._crew.learner.optimizer.state_dict()["state"].values():
             tensors += [value.clone() for value in state.values()]
         before[current] = tensors
         step_of(self, *arguments)
@@ -39,7 +39,7 @@ def poison(monkeypatch, steps: dict[int, str]) -> dict[int, list[torch.Tensor]]:
             case _:
                 return result
 
-    monkeypatch.setattr(loop.Trainer, "_step", step)
+    monkeypatch.setattr(loop.Trainer, "_advance", step)
     monkeypatch.setattr(learner, "block_loss", loss)
     return before
 

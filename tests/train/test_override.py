@@ -235,12 +235,15 @@ def test_an_unchanged_recipe_with_permission_is_the_same_training(fresh_run, mon
         ("learning_rate", "no such key. Did you mean train.learning_rate?"),
         ("lr", "no such key."),
         ("train.seed", "it determines the order of the samples"),
+        ("train.optimizer", "the checkpoint holds the state of the other optimizer"),
         ("drafter.layers", "it determines the network"),
         ("corpus.sources", "it determines the data"),
         ("corpus.sources.0.path", "it determines the data"),
         ("target.path", "it determines the data"),
         ("extract.taps", "it determines the data"),
         ("regenerate.temperature", "it determines the data"),
+        ("train.betas.1", "a part of train.betas, which changes as a whole"),
+        ("train.objective.0.weight", "a part of train.objective, which changes as a whole"),
         ("train.threads", "it changes no result: set it, no permission is needed"),
         ("train", "a section. Name each of its keys"),
         ("score.budgets", "the training does not depend on it"),
@@ -259,7 +262,13 @@ def test_t_74_a_key_that_cannot_change_is_refused_with_the_reason(fresh_run, key
 
 def test_every_training_key_is_changeable_or_for_a_reason_not():
     keys = {f"train.{f.name}" for f in fields(TrainRecipe)}
-    assert keys == {*CHANGEABLE, *WITHOUT_EFFECT, "train.seed", "train.shard_window"}
+    assert keys == {
+        *CHANGEABLE,
+        *WITHOUT_EFFECT,
+        "train.seed",
+        "train.shard_window",
+        "train.optimizer",
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from drafting import capture, load_tiny_target, tiny_drafter
+from drafting import capture, decayed, load_tiny_target, tiny_drafter
 from paceline.recipe.schema import TrainRecipe
 from paceline.target.head import TargetHead
 from paceline.train import learner, stage
@@ -51,7 +51,9 @@ def loss_in(target, drafter, dtype: torch.dtype, device: str = "cpu"):
     drafter.zero_grad()
     batch = batch_of(target, drafter, dtype, device)
     with computing(drafter, dtype):
-        loss = block_loss(drafter, head_of(target, dtype, device), batch, gamma=GAMMA, chunk=10_000)
+        loss = block_loss(
+            drafter, head_of(target, dtype, device), batch, decayed(GAMMA), chunk=10_000
+        )
     loss.sum.backward()
     return loss
 
@@ -97,7 +99,7 @@ def one_step(target, drafter, dtype: torch.dtype, rate: float) -> dict[str, floa
     if dtype is BF16 and drafter.fc.weight.dtype is BF16:
         batch = batch_of(target, drafter, BF16)
         head = head_of(target, BF16)
-        block_loss(drafter, head, batch, gamma=GAMMA, chunk=10_000).sum.backward()
+        block_loss(drafter, head, batch, decayed(GAMMA), chunk=10_000).sum.backward()
     else:
         loss_in(target, drafter, dtype)
     optimizer = build_optimizer(drafter, TrainRecipe(learning_rate=rate))
@@ -125,9 +127,10 @@ def test_pitfall_22_updates_do_not_vanish_in_masters(target, rate):
     assert max(norms) < (0.5 if rate > 1e-5 else 0.05)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_weights_gradients_and_optimizer_are_float32(fresh_run, monkeypatch, compute):
-    recipe, run_dir = fresh_run(compute=compute, evaluations=1, epochs=1.0)
+def test_weights_gradients_and_optimizer_are_float32(fresh_run, monkeypatch, compute, optimizer):
+    recipe, run_dir = fresh_run(compute=compute, optimizer=optimizer, evaluations=1, epochs=1.0)
     found = set()
     original = learner.Learner._update
 

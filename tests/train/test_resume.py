@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 
+import paceline
 from paceline.durable.errors import (
     Interrupted,
     PacelineError,
@@ -21,7 +22,12 @@ from paceline.recipe.checkpoints import checkpoints
 from paceline.recipe.fingerprint import digest_file
 from paceline.recipe.run_dir import RunDir
 from paceline.train import learner, loop, stage
-from paceline.train.checkpoint import newest_checkpoint, read_state, verify_checkpoint
+from paceline.train.checkpoint import (
+    NewerCheckpoint,
+    newest_checkpoint,
+    read_state,
+    verify_checkpoint,
+)
 from training_runs import (
     assert_same_end,
     contents,
@@ -69,8 +75,6 @@ def harm(folder: Path, kind: str) -> Path:
         "no checksums": "checksums.json",
         "empty checksums": "checksums.json",
         "missing key": "state.json",
-        "unknown key": "state.json",
-        "unknown part": "state.json",
     }[kind]
     path = folder / name
     data = path.read_bytes()
@@ -93,22 +97,23 @@ def harm(folder: Path, kind: str) -> Path:
         case _:
             # As another version would have written it: its checksum holds.
             record = json.loads(data)
-            if kind == "missing key":
-                del record["state"]["samples"]
-            elif kind == "unknown key":
-                record["state"]["colour"] = 1
-            else:
-                record["ranks"] = []
-            path.write_text(json.dumps(record))
-            sums = json.loads((folder / "checksums.json").read_text())
-            sums[name] = digest_file(path)
-            (folder / "checksums.json").write_text(json.dumps(sums))
+            del record["state"]["samples"]
+            rewrite(folder, record)
     return path
+
+
+def rewrite(folder: Path, record: object) -> None:
+    """Another state file, with a checksum that holds."""
+    path = folder / "state.json"
+    path.write_bytes(msgspec.json.encode(record))
+    sums = json.loads((folder / "checksums.json").read_bytes())
+    sums["state.json"] = digest_file(path)
+    (folder / "checksums.json").write_bytes(msgspec.json.encode(sums))
 
 
 DAMAGES = [
     "truncated weights", "empty optimizer", "missing file", "wrong checksum", "flipped bit",
-    "no state", "no checksums", "empty checksums", "missing key", "unknown key", "unknown part",
+    "no state", "no checksums", "empty checksums", "missing key",
 ]  # fmt: skip
 
 
@@ -129,6 +134,33 @@ def test_t_71_a_damaged_newest_checkpoint_is_passed_over(copy, finished, caplog,
     assert f"passed over: {named}" in caplog.text
     assert "going on from step_000009" in caplog.text
     assert_same_end(run_dir, finished[1])
+
+
+@pytest.mark.parametrize("place", ["state", "beside it"])
+def test_the_checkpoint_of_a_newer_version_is_refused_and_no_older_one_taken(copy, finished, place):
+    recipe, run_dir = copy
+    last = run_dir.checkpoints / "step_000014"
+    record = json.loads((last / "state.json").read_bytes())
+    (record["state"] if place == "state" else record)["colour"] = 1
+    record["written_by"] = "7.1.0"
+    rewrite(last, record)
+    (run_dir.checkpoints / "train.stage.json").unlink()
+    before = contents(run_dir.checkpoints)
+    for asked in (None, "step_000014"):
+        with pytest.raises(NewerCheckpoint) as raised:
+            stage.run(recipe, run_dir, resume_from=asked)
+        assert raised.value.exit_code == 2
+        assert f"{last / 'state.json'}: written by a newer Paceline (7.1.0)" in str(raised.value)
+        assert "does not know colour" in str(raised.value)
+    assert contents(run_dir.checkpoints) == before
+    stage.run(recipe, run_dir, resume_from="step_000009")
+    assert_same_end(run_dir, finished[1])
+    assert (run_dir.checkpoints / "step_000014.aside").is_dir()
+
+
+def test_a_checkpoint_says_who_wrote_it(finished):
+    folder = newest(finished[1])
+    assert json.loads((folder / "state.json").read_bytes())["written_by"] == paceline.__version__
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -157,8 +189,9 @@ def test_a_checkpoint_of_another_training_is_an_error(copy, fresh_run):
     other, elsewhere = fresh_run(learning_rate=5e-4, evaluations=1)
     stage.run(other, elsewhere)
     before = contents(run_dir.checkpoints)
-    with pytest.raises(RecipeChanged, match="a checkpoint of another training"):
+    with pytest.raises(RecipeChanged, match="a checkpoint of another training") as raised:
         stage.run(recipe, run_dir, resume_from=str(newest(elsewhere)))
+    assert "\n  train.learning_rate: 0.0005 -> 0.001\n" in str(raised.value)
     assert contents(run_dir.checkpoints) == before
 
 
@@ -334,14 +367,10 @@ def test_a_damaged_best_checkpoint_that_is_not_the_newest_gives_way_to_the_next(
 
 
 def lift(folder: Path) -> None:
-    """Give a checkpoint the highest τ, as if it had been measured."""
-    path = folder / "state.json"
-    record = json.loads(path.read_bytes())
+    """Give a checkpoint the highest τ, as earlier releases did: in its state."""
+    record = json.loads((folder / "state.json").read_bytes())
     record["state"]["tau"] = {"ddtree-64": 3.9}
-    path.write_bytes(msgspec.json.encode(record))
-    sums = json.loads((folder / "checksums.json").read_bytes())
-    sums["state.json"] = digest_file(path)
-    (folder / "checksums.json").write_bytes(msgspec.json.encode(sums))
+    rewrite(folder, record)
 
 
 def test_every_error_of_a_resume_has_an_exit_code():

@@ -11,13 +11,14 @@ from paceline.durable.store import MemoryStore
 from paceline.features.reader import FeatureReader
 from paceline.recipe.schema import TrainRecipe
 from paceline.recipe.training import training_fields
+from paceline.train.agenda import Agenda
 from paceline.train.source import (
     StoredFeatures,
     cache_warnings,
-    schedule,
     stored_features,
     training_samples_per_shard,
 )
+from training_runs import schedule
 
 
 def epochs(indices, **options):
@@ -101,10 +102,13 @@ def test_features_of_a_real_object_store_come_through_the_channel(tmp_path, s3, 
             root=root, options=s3.options, cache=tmp_path / "copies", cache_bytes=2 * largest
         )
         order = [4, 0, 2, 1, 3, 0]
-        with caplog.at_level(logging.WARNING), stored_features(stored, iter(order)) as channel:
-            for index in order:
+        agenda = Agenda(consumed=0, owed=(), end=len(order))
+        filled = stored_features(stored, agenda, order.__getitem__)
+        with caplog.at_level(logging.WARNING), filled as channel:
+            for place, index in enumerate(order):
                 with channel.lease() as lease:
-                    assert_same(lease.item, samples[index])
+                    assert lease.item.position == place
+                    assert_same(lease.item.features, samples[index])
     copies = list((tmp_path / "copies").rglob("*.safetensors"))
     assert sum(p.stat().st_size for p in copies) <= 2 * largest
     assert caplog.text == ""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from drafting import TAPS, capture, load_tiny_target, tiny_drafter
+from drafting import TAPS, capture, decayed, load_tiny_target, tiny_drafter
 from paceline.decode.speculate import decode_plain, decode_speculative
 from paceline.drafter.build import new_drafter
 from paceline.objective.blocks import decay_weights
@@ -45,7 +45,7 @@ def gradients(target, drafter, groups) -> tuple[float, float, dict[str, torch.Te
     drafter.zero_grad()
     total = count = 0.0
     for group in groups:
-        loss = block_loss(drafter, target.head, packed(drafter, group), gamma=GAMMA, chunk=1600)
+        loss = block_loss(drafter, target.head, packed(drafter, group), decayed(GAMMA), chunk=1600)
         loss.sum.backward()
         total += float(loss.sum.detach())
         count += loss.count
@@ -129,7 +129,7 @@ def test_pitfall_24_a_batch_of_empty_masks_is_finite(target):
     # Anchors whose blocks have no supervised slot at all.
     batch = packed(drafter, [Anchored(features=sample.features, anchors=torch.tensor([1, 2]))])
     batch.valid[:] = False
-    loss = block_loss(drafter, target.head, batch, gamma=GAMMA, chunk=1600)
+    loss = block_loss(drafter, target.head, batch, decayed(GAMMA), chunk=1600)
     loss.sum.backward()
     assert float(loss.sum.detach()) == 0.0
     assert loss.count == 0.0
@@ -139,7 +139,7 @@ def test_pitfall_24_a_batch_of_empty_masks_is_finite(target):
 def test_the_loss_is_weighted_cross_entropy_over_the_full_vocabulary(target):
     drafter = tiny_drafter(target)
     batch = packed(drafter, [anchored(target, 24, range(5, 22), seed=4, count=30)])
-    loss = block_loss(drafter, target.head, batch, gamma=GAMMA, chunk=1600)
+    loss = block_loss(drafter, target.head, batch, decayed(GAMMA), chunk=1600)
     with torch.no_grad():
         hidden = drafter(
             target.head.embed(batch.block_ids),
@@ -173,7 +173,7 @@ def test_pitfall_01_one_text_learnt_by_heart_is_drafted_whole(target, block_size
     for epoch in range(220):
         sample = anchor_sample(features, count=24, seed=0, epoch=epoch)
         batch = packed(drafter, [sample])
-        loss = block_loss(drafter, target.head, batch, gamma=GAMMA, chunk=1 << 20)
+        loss = block_loss(drafter, target.head, batch, decayed(GAMMA), chunk=1 << 20)
         (loss.sum / loss.count).backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         optimizer.step()

@@ -14,6 +14,7 @@ from typing import Any
 from paceline import __version__
 from paceline.durable.errors import Interrupted, PacelineError, storage_refused
 from paceline.flow.signals import sigterm_raises
+from paceline.masking import masked_text
 
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("init", "write a commented recipe for a target and data"),
@@ -93,12 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _failed(error: PacelineError) -> int:
     lead = "" if isinstance(error, Interrupted) else "error: "
-    print(f"{lead}{error}", file=sys.stderr)
+    print(masked_text(f"{lead}{error}"), file=sys.stderr)
     return error.exit_code
 
 
 def _unexpected(error: Exception) -> int:
-    traceback.print_exception(error)
+    print(masked_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     print(
         f"error: {type(error).__name__} was not expected: a fault in Paceline {__version__}, "
         "or in what it runs on. The lines above say where.",
@@ -143,10 +144,17 @@ def _unknown(name: str) -> str:
     return f"no command {name!r}.{f' Did you mean {near[0]}?' if near else ''}"
 
 
+class _Masking(logging.Formatter):
+    """Lines without secrets, whichever error or path they tell of."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked_text(super().format(record))
+
+
 def _log_to_stderr() -> None:
     """Paceline's own log, from info upwards; other libraries keep Python's default."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Masking("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("paceline")
     for old in [h for h in logger.handlers if type(h) is logging.StreamHandler]:
         logger.removeHandler(old)

@@ -3,7 +3,7 @@
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +63,11 @@ class Args(StageArgs):
     tokens_per_s: Annotated[
         float | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: see above)")
     ] = None
-    """Speed of all devices together, tokens per second."""
+    """Speed of all devices of the extraction together, tokens per second."""
+    drafter_tokens_per_s: Annotated[
+        float | None, tyro.conf.arg(metavar="N", help_behavior_hint="(default: see above)")
+    ] = None
+    """With train.online: speed of one drafter in training, tokens per second."""
     upload: Annotated[
         float | None, tyro.conf.arg(metavar="MB/S", help_behavior_hint="(default: unknown)")
     ] = None
@@ -111,6 +115,7 @@ def _require_options(args: Args) -> None:
         ("--rows", args.rows),
         ("--mean-tokens", args.mean_tokens),
         ("--tokens-per-s", args.tokens_per_s),
+        ("--drafter-tokens-per-s", args.drafter_tokens_per_s),
         ("--upload", args.upload),
     ):
         if value is not None and not 0 < value < float("inf"):
@@ -124,7 +129,12 @@ def _asked(args: Args, recipe: Recipe, run_dir: RunDir) -> "Asked":
     from paceline.doctor.plan_facts import Asked
 
     upload = _upload(args.upload, recipe, is_probed=args.probe)
-    lengths, done = None, Done()
+    if args.drafter_tokens_per_s is not None and not recipe.train.online:
+        raise UserError(
+            "--drafter-tokens-per-s: only an online training is timed. Leave it out, or set "
+            "train.online."
+        )
+    lengths, done, online = None, Done(), None
     if args.rows is not None and args.mean_tokens is not None:
         longest = recipe.corpus.max_length
         if args.mean_tokens > longest:
@@ -139,24 +149,36 @@ def _asked(args: Args, recipe: Recipe, run_dir: RunDir) -> "Asked":
             basis="options",
             said=f"told by --rows and --mean-tokens; none longer than {longest:,} tokens",
         )
+        samples, online = _shared_out(recipe, samples)
+    elif _has_corpus(recipe, run_dir):
+        samples, online, lengths, done = _counted(recipe, run_dir)
     else:
-        samples, lengths, done = _samples(recipe, run_dir)
+        samples, online = _shared_out(recipe, _estimated(recipe))
     return Asked(
         samples=samples,
         lengths=lengths,
         done=done,
+        online=online,
         tokens_per_s=args.tokens_per_s,
+        drafter_tokens_per_s=args.drafter_tokens_per_s,
         upload=upload,
     )
 
 
-def _samples(recipe: Recipe, run_dir: RunDir) -> "tuple[Samples, Lengths | None, Done]":
-    """The samples of the run's corpus, their lengths and what is done of them, or an estimate."""
-    from paceline.doctor.plan_bytes import Done
-
-    if _has_corpus(recipe, run_dir):
-        return _counted(recipe, run_dir)
-    return _estimated(recipe), None, Done()
+def _shared_out(recipe: Recipe, samples: "Samples") -> "tuple[Samples, Samples | None]":
+    """Those in the store, and those that are captured while training; offline all are stored."""
+    if not recipe.train.online:
+        return samples, None
+    share = recipe.corpus.validation_fraction
+    stored = max(1, round(share * samples.count))
+    tokens = max(1, round(stored * samples.mean_tokens))
+    online = replace(
+        samples,
+        count=max(1, samples.count - stored),
+        tokens=max(1, samples.tokens - tokens),
+    )
+    said = f"corpus.validation_fraction {share:g} of {samples.count:,} samples, {samples.said}"
+    return replace(samples, count=stored, tokens=tokens, said=said), online
 
 
 def _upload(given: float | None, recipe: Recipe, *, is_probed: bool) -> "Rate | None":
@@ -209,28 +231,40 @@ def _require_same(recipe: Recipe, run_dir: RunDir, record: Record) -> None:
         )
 
 
-def _counted(recipe: Recipe, run_dir: RunDir) -> "tuple[Samples, Lengths, Done]":
+def _counted(recipe: Recipe, run_dir: RunDir) -> "tuple[Samples, Samples | None, Lengths, Done]":
+    """Those in the store, those captured while training, lengths and what is done of the first."""
     from paceline.cli.plan_done import done_of
     from paceline.doctor.plan_bytes import Samples
-    from paceline.extract.row_index import FILE_NAME, load_index
-    from paceline.extract.rows import index_rows
+    from paceline.extract.setting import kept_split
     from paceline.target.spec import read_spec
+    from paceline.types import Split
+    from paceline.types.row_index import FILE_NAME, load_index
+    from paceline.types.rows import Rows, index_rows
 
     spec = read_spec(Path(recipe.target.path), identify=False)
     path = run_dir.samples(recipe)
-    limits = {"vocab_size": spec.vocab_size, "max_position": spec.max_position}
-    digest = digest_file(path)
-    rows = load_index(run_dir.features / FILE_NAME, digest, **limits)
+    vocab, longest = spec.vocab_size, spec.max_position
+    digest, kept = digest_file(path), kept_split(recipe)
+    index = run_dir.features / FILE_NAME
+    rows = load_index(index, digest, vocab_size=vocab, max_position=longest, only=kept)
     if rows is None:
-        rows = index_rows(path, vocab_size=spec.vocab_size, max_position=spec.max_position)
-    samples = Samples(
-        count=len(rows),
-        tokens=rows.tokens,
-        longest=int(rows.lengths.max()),
-        basis="corpus",
-        said=f"counted in {path}",
-    )
-    return samples, rows.lengths, done_of(recipe, run_dir, spec, digest, rows.lengths)
+        rows = index_rows(path, vocab_size=vocab, max_position=longest, only=kept)
+
+    def counted(rows: Rows) -> Samples:
+        return Samples(
+            count=len(rows),
+            tokens=rows.tokens,
+            longest=int(rows.lengths.max()),
+            basis="corpus",
+            said=f"counted in {path}",
+        )
+
+    online = None
+    if recipe.train.online:
+        trained = index_rows(path, vocab_size=vocab, max_position=longest, only=Split.TRAIN)
+        online = counted(trained)
+    done = done_of(recipe, run_dir, spec, digest, rows.lengths)
+    return counted(rows), online, rows.lengths, done
 
 
 def _estimated(recipe: Recipe) -> "Samples":

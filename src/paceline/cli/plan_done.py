@@ -9,6 +9,7 @@ from paceline.durable.journal import salvage
 from paceline.durable.open_store import local_path
 from paceline.extract.layout import JOURNAL, Layout, read_layout
 from paceline.extract.ledger import recorded
+from paceline.extract.setting import kept_split
 from paceline.features.plan import Lengths, unit_bounds, unit_key
 from paceline.recipe.extract_inputs import is_object_store, resolved_codec
 from paceline.recipe.run_dir import RunDir
@@ -75,7 +76,8 @@ def _is_asked(
     return asked == layout and (
         record.fields.get("corpus"),
         record.fields.get("target.dtype"),
-    ) == (corpus_digest, recipe.target.dtype)
+        record.fields.get("extract.samples"),
+    ) == (corpus_digest, recipe.target.dtype, kept_split(recipe))
 
 
 def _names(recipe: Recipe, run_dir: RunDir, fingerprint: str) -> set[str] | None:

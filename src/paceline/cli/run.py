@@ -45,6 +45,10 @@ def _refuse_early(recipe: Recipe, run_dir: RunDir, args: Args) -> None:
         from paceline.train.resume import find_checkpoint  # imports torch
 
         find_checkpoint(run_dir.checkpoints, args.resume_from)
+    if args.fork_from:
+        from paceline.train.fork import find_fork  # imports torch
+
+        find_fork(run_dir.checkpoints, args.fork_from)
 
 
 def _target_notes(recipe: Recipe) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from paceline.durable.owner import Owner, owned
 from paceline.pipeline import STAGES, run_stage
 from paceline.recipe.check import check_paths, check_recipe
 from paceline.recipe.load import load_recipe
+from paceline.recipe.online import capture_devices, is_on_cpu, training_devices
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.training import require_changeable
@@ -66,6 +67,13 @@ class TrainArgs(StageArgs):
     ] = None
     """Go on from this checkpoint: its name, such as `step_000600`, or a path. Newer ones are set
     aside, and a training that has ended is taken up again."""
+    fork_from: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="CHECKPOINT", help_behavior_hint="(default: a training of its own)"),
+    ] = None
+    """Begin this run with a checkpoint of another one, such as
+    `runs/old/checkpoints/step_000600`: its weights, optimizer, place in the data, and steps. Both
+    have the same features and drafter; settings that differ are recorded."""
     allow_change: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]],
         tyro.conf.arg(metavar="KEY", help_behavior_hint="(repeatable)"),
@@ -82,7 +90,18 @@ def train_options(args: TrainArgs) -> dict[str, dict[str, Any]]:
     require_changeable(args.allow_change)
     if args.resume_from == "":
         raise UserError("--resume-from: empty. Name a checkpoint, such as step_000600.")
-    options = {"resume_from": args.resume_from, "allow_change": args.allow_change}
+    if args.fork_from == "":
+        raise UserError("--fork-from: empty. Name a checkpoint of another run.")
+    if args.resume_from and args.fork_from:
+        raise UserError(
+            "--resume-from and --fork-from: one of them. The first goes on in this run, the second "
+            "begins it with a checkpoint of another."
+        )
+    options = {
+        "resume_from": args.resume_from,
+        "fork_from": args.fork_from,
+        "allow_change": args.allow_change,
+    }
     return {"train": {name: value for name, value in options.items() if value}}
 
 
@@ -169,13 +188,19 @@ def _refuse_other_folders(run_dir: RunDir) -> None:
 
 def _require_devices(names: Sequence[str], recipe: Recipe) -> None:
     """Say before the hours of the first stages that a later one's device is not there."""
-    keys = {"train.device": recipe.train.device} if "train" in names else {}
+    asked: list[tuple[str, str]] = []
+    if "train" in names:
+        train = recipe.train
+        key = "train.drafter_devices" if train.drafter_devices else "train.device"
+        asked += [(key, device) for device in training_devices(train)]
+        key = "train.target_devices" if train.target_devices else "target.device"
+        asked += [(key, device) for device in capture_devices(recipe)]
     if {"regenerate", "extract", "score"} & set(names):
-        keys["target.device"] = recipe.target.device
+        asked.append(("target.device", recipe.target.device))
     if "extract" in names and recipe.target.devices:
-        keys["target.devices"] = f"cuda:{max(recipe.target.devices)}"
-    for key, device in keys.items():
-        if device == "cpu":
+        asked.append(("target.devices", f"cuda:{max(recipe.target.devices)}"))
+    for key, device in asked:
+        if is_on_cpu(device):
             continue
         import torch
 
@@ -208,7 +233,7 @@ def _run_stages(
     undone: list[str] = []
     # One of them alone does what it is asked for.
     needless = ("extract", "train") if len(names) > 1 and is_cleaned(run_dir) else ()
-    if options.get("train", {}).get("resume_from"):
+    if {"resume_from", "fork_from"} & options.get("train", {}).keys():
         needless = ()
     for name in names:
         header(name)

@@ -196,6 +196,8 @@ def _training_lines(training: Training) -> Iterator[str]:
         parts.append(f"simulated τ {_taus(training.tau)} at step {training.tau_step:,}")
     if parts:
         yield f"train: {', '.join(parts)}"
+    if training.parent:
+        yield f"train: {training.parent.words()}"
     if training.checkpoints:
         kept = ", ".join(training.checkpoints[-_NAMED:])
         count = len(training.checkpoints)

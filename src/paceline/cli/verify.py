@@ -21,7 +21,7 @@ from paceline.watch.words import command_line, counted, short_bytes
 
 if TYPE_CHECKING:
     from paceline.extract.inventory import Inventory, UnitRange
-    from paceline.extract.rows import Rows
+    from paceline.types.rows import Rows
 
 _SHOWN_IDS = 3
 _SHOWN_ROWS = 40
@@ -143,6 +143,12 @@ def _report(inventory: "Inventory", rows: "Rows") -> Iterator[str]:
         f"{inventory.verified_samples:,} of {counted(inventory.samples, 'sample')}, "
         f"{short_bytes(inventory.bytes)}; {others}."
     )
+    if inventory.samples_elsewhere:
+        yield (
+            f"{counted(inventory.samples_elsewhere, 'training sample')} left out on purpose: "
+            f"train.online captures {'it' if inventory.samples_elsewhere == 1 else 'them'} while "
+            "training."
+        )
     for unit in inventory.failed[:_SHOWN_ROWS]:
         yield f"{unit.key} failed {counted(unit.attempts, 'time')}: {unit.reason}"
     if len(inventory.failed) > _SHOWN_ROWS:

@@ -5,14 +5,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.doctor.plan_averaging import Averaging, averaging
 from paceline.doctor.plan_bytes import Done, Samples, StoreSizes
 from paceline.doctor.plan_facts import Asked, Facts, Needs
 from paceline.doctor.plan_machine import Machine
 from paceline.doctor.plan_memory import StageMemory
+from paceline.doctor.plan_online import OnlinePlan, online_plan
 from paceline.doctor.plan_rates import Flow, device_rate, flow
 from paceline.doctor.plan_space import FileSystem, Staging
 from paceline.doctor.plan_verdicts import Verdict, verdicts
 from paceline.durable import space
+from paceline.recipe.online import has_velocity, training_devices
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 
@@ -26,8 +29,15 @@ class DrafterSizes:
 
     parameters: int
     """Trained."""
+    fc_parameters: int
+    """Of them, those of the tap projection."""
+    lm_head_parameters: int
+    """Frozen: the target's, as far as tokens are proposed."""
+    frozen_parameters: int
+    """Those of lm_head and embedding together, which may be one."""
     weight_bytes: int
     checkpoint_bytes: int
+    """With the optimizer's state of each drafter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +58,11 @@ class Plan:
     staging: Staging | None
     """None where nothing is uploaded."""
     flow: Flow
+    online: OnlinePlan | None
+    """None where the training reads its samples from the store."""
     drafter: DrafterSizes
+    averaging: Averaging | None
+    """None of one drafter alone."""
     file_systems: tuple[FileSystem, ...]
     memory: tuple[StageMemory, ...]
     machine: Machine
@@ -69,6 +83,8 @@ def make_plan(recipe: Recipe, run_dir: RunDir, asked: Asked) -> Plan:
     needs = facts.needs(recipe, asked.lengths)
     judged = tuple(verdicts(recipe, facts, needs))
     speeds = _flow(recipe, facts, needs)
+    is_tied = facts.target.spec.tie_word_embeddings
+    drafters = len(training_devices(recipe.train))
     folder = Path(recipe.target.path)
     return Plan(
         schema_version=SCHEMA_VERSION,
@@ -81,11 +97,18 @@ def make_plan(recipe: Recipe, run_dir: RunDir, asked: Asked) -> Plan:
         store=needs.store,
         staging=needs.staging,
         flow=speeds,
+        online=online_plan(recipe, facts, speeds.tokens_per_s),
         drafter=DrafterSizes(
             parameters=needs.drafter.parameters,
+            fc_parameters=needs.drafter.fc_parameters,
+            lm_head_parameters=needs.drafter.head_parameters,
+            frozen_parameters=needs.drafter.frozen_parameters(is_tied=is_tied),
             weight_bytes=needs.drafter.weight_bytes,
-            checkpoint_bytes=needs.drafter.checkpoint_bytes,
+            checkpoint_bytes=needs.drafter.checkpoint_of(
+                drafters, has_velocity=has_velocity(recipe.train)
+            ),
         ),
+        averaging=averaging(needs, facts.machine, drafters=drafters, is_tied=is_tied),
         file_systems=needs.file_systems,
         memory=needs.memory,
         machine=facts.machine,

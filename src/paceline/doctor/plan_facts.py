@@ -15,8 +15,10 @@ from paceline.doctor.plan_space import (
     places_of,
     staging_of,
 )
-from paceline.doctor.plan_target import DrafterShape, TargetSizes, drafter_shape, read_target
+from paceline.doctor.plan_target import TargetSizes, drafter_shape, read_target
+from paceline.drafter.shape import DrafterShape
 from paceline.features.plan import Lengths
+from paceline.recipe.online import capture_devices, training_devices
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 
@@ -30,6 +32,10 @@ class Asked:
     """Tokens of each sample, where they are known."""
     done: Done = field(default_factory=Done)
     """Of these samples."""
+    online: Samples | None = None
+    """Those that are captured while training, and not stored; None where the store has all."""
+    drafter_tokens_per_s: float | None = None
+    """Online: of one drafter; None has it looked up."""
     tokens_per_s: float | None = None
     """Of all devices together; None has it looked up or guessed."""
     upload: Rate | None = None
@@ -46,9 +52,10 @@ class Needs:
     file_systems: tuple[FileSystem, ...]
     memory: tuple[StageMemory, ...]
 
-    def stage(self, name: str) -> StageMemory | None:
-        """The memory of a stage; None of one that does not run."""
-        return next((stage for stage in self.memory if stage.stage == name), None)
+    def stage(self, name: str, device: str | None = None) -> StageMemory | None:
+        """The memory of a stage, or of its part on `device`; None of one that does not run."""
+        found = (s for s in self.memory if s.stage == name and device in (None, s.device))
+        return next(found, None)
 
     def file_system(self, point: str) -> FileSystem | None:
         """The file system mounted there; None where nothing is written to it."""
@@ -67,7 +74,12 @@ class Facts:
     @classmethod
     def read(cls, recipe: Recipe, run_dir: RunDir, asked: Asked) -> "Facts":
         """Look at the target's files and at this machine."""
-        devices = (*device_names(recipe), recipe.target.device, recipe.train.device)
+        devices = (
+            *device_names(recipe),
+            recipe.target.device,
+            *capture_devices(recipe),
+            *training_devices(recipe.train),
+        )
         return cls(
             run_dir=run_dir,
             asked=asked,
@@ -83,9 +95,12 @@ class Facts:
         """
         spec = self.target.spec
         samples = self.asked.samples
+        trained = self.asked.online or samples
         if lengths is None:
-            longest = min(samples.longest, recipe.corpus.max_length)
-            samples = replace(samples, longest=longest)
+            samples, trained = (
+                replace(s, longest=min(s.longest, recipe.corpus.max_length))
+                for s in (samples, trained)
+            )
         store = store_sizes(
             recipe.extract,
             samples,
@@ -95,9 +110,13 @@ class Facts:
         )
         drafter = drafter_shape(recipe.drafter, spec, len(store.taps))
         staging = staging_of(recipe, self.run_dir, store)
-        places = places_of(recipe, self.run_dir, samples, store, drafter, staging)
+        places = places_of(
+            recipe, self.run_dir, samples, store, drafter, staging, self.asked.online
+        )
         systems = file_systems(places, high_mark=recipe.extract.high_mark)
-        sizes = Sizes(target=self.target, drafter=drafter, samples=samples, store=store)
+        sizes = Sizes(
+            target=self.target, drafter=drafter, samples=samples, trained=trained, store=store
+        )
         return Needs(
             store=store,
             staging=staging,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import psutil
 
 from paceline.doctor.group_memory import group_memory
+from paceline.recipe.online import is_on_cpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Machine:
 
 def read_machine(devices: tuple[str, ...]) -> Machine:
     """Look at this machine; torch is loaded only where `devices` names a GPU."""
-    wanted = [device for device in devices if device != "cpu"]
+    wanted = [device for device in devices if not is_on_cpu(device)]
     gpus, why = _gpus(wanted) if wanted else ({}, "")
     return Machine(host=_host(), gpus=gpus, without_gpus=why)
 

@@ -7,9 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.doctor.plan_bytes import Samples, StoreSizes
-from paceline.doctor.plan_target import DrafterShape, TargetSizes
+from paceline.doctor.plan_target import TargetSizes
+from paceline.drafter.memory import (
+    CUDA_CONTEXT_BYTES,
+    PROCESS_BYTES,
+    Part,
+    averaging_bytes,
+    lasting_parts,
+    step_parts,
+    writing_bytes,
+)
+from paceline.drafter.shape import DrafterShape
+from paceline.recipe.online import (
+    capture_devices,
+    is_on_cpu,
+    training_devices,
+)
 from paceline.recipe.schema import Recipe
-from paceline.recipe.training import resolved_compute
 from paceline.target.families import LayerKind
 from paceline.target.spec import TargetSpec
 
@@ -17,30 +31,8 @@ Where = Literal["device", "host"]
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-PROCESS_BYTES = 400_000_000
-"""A Python process that has loaded torch and Transformers; a little more than was measured."""
-
 CUDA_HOST_BYTES = 2_000_000_000
 """About what such a process takes on the host once it uses a GPU."""
-
-CUDA_CONTEXT_BYTES = 800_000_000
-"""About what CUDA's context, its libraries' workspaces and torch's rounding take on a device."""
-
-_GROUP_ROWS = 256
-"""Of drafter/attention.py."""
-
-QUEUE_BYTES = 256 << 20
-"""Features that wait for the trainer (train/source.py); most of them lie in the page cache."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One thing that takes memory."""
-
-    name: str
-    bytes: int | None
-    """None where it cannot be known."""
-    is_estimate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +40,7 @@ class StageMemory:
     """What a stage has in memory at a time, at most."""
 
     stage: str
+    """`capture` is the targets' part of an online training, which runs beside `train`."""
     device: str
     """`cpu` or `cuda:0`; of several, each."""
     on_device: tuple[Part, ...]
@@ -72,6 +65,9 @@ class Sizes:
     target: TargetSizes
     drafter: DrafterShape
     samples: Samples
+    """Those in the store."""
+    trained: Samples
+    """Those trained on; the same ones where all of them are in the store."""
     store: StoreSizes
 
 
@@ -80,20 +76,25 @@ def memory(
 ) -> tuple[StageMemory, ...]:
     """The stages that need much, in order; they never run side by side.
 
-    `staging_bytes` is the budget of a staging that lies in memory, `files_in_memory` what else
-    the run writes to such a file system. What the page cache holds is not counted: the system
-    takes it back.
+    What both sides of an online training need of the host stands in `train`.
+
+    `staging_bytes` is the budget of a staging that lies in memory, `files_in_memory` what else the
+    run writes to such a file system. What the page cache holds is not counted: the system takes it
+    back.
     """
     stages = [_regenerate(recipe, sizes)] if recipe.regenerate.enabled else []
     stages += [
         _extract(recipe, sizes, staging_bytes),
-        _train(recipe, sizes),
+        *_train(recipe, sizes),
         _score(recipe, sizes),
     ]
     if not files_in_memory:
         return tuple(stages)
     files = Part(name="files in memory", bytes=files_in_memory, is_estimate=True)
-    return tuple(replace(stage, on_host=(*stage.on_host, files)) for stage in stages)
+    return tuple(
+        replace(stage, on_host=(*stage.on_host, files)) if stage.on_host else stage
+        for stage in stages
+    )
 
 
 def _placed(
@@ -160,20 +161,33 @@ def _regenerate(recipe: Recipe, sizes: Sizes) -> StageMemory:
     return _placed("regenerate", recipe.target.device, parts, on_each=workers, processes=workers)
 
 
-def _extract(recipe: Recipe, sizes: Sizes, staging_bytes: int) -> StageMemory:
+def _batch_tokens(recipe: Recipe, samples: Samples) -> int:
+    """The most of one forward pass of the target over `samples`."""
+    return min(max(recipe.extract.batch_tokens, samples.longest), samples.tokens)
+
+
+def _capture_parts(
+    recipe: Recipe, sizes: Sizes, samples: Samples, *, forward: str = "activations"
+) -> list[Part]:
+    """A process that captures `samples`; `forward` names what its forward pass takes."""
     spec, item = sizes.target.spec, ITEM_BYTES[recipe.target.dtype]
-    tokens = min(max(recipe.extract.batch_tokens, sizes.samples.longest), sizes.samples.tokens)
+    tokens = _batch_tokens(recipe, samples)
     parts = [
         _weights(recipe, sizes),
-        Part(name="activations", bytes=_forward_bytes(spec, tokens, item), is_estimate=True),
+        Part(name=forward, bytes=_forward_bytes(spec, tokens, item), is_estimate=True),
         # The next batch begins while the last one's states are on their way to the host.
         Part(name="capture buffers", bytes=2 * tokens * sizes.store.bytes_per_token),
     ]
     chunk = recipe.extract.chunk_tokens
-    if chunk is not None and chunk < sizes.samples.longest:
+    if chunk is not None and chunk < samples.longest:
         deepest = None if sizes.store.last else sizes.store.taps[-1] + 1
         cache = _cache_bytes(spec, tokens, item, layers=deepest)
         parts.append(Part(name="keys and values", bytes=cache))
+    return parts
+
+
+def _extract(recipe: Recipe, sizes: Sizes, staging_bytes: int) -> StageMemory:
+    parts = _capture_parts(recipe, sizes, sizes.samples)
     devices, workers = recipe.target.devices, recipe.target.workers
     processes = len(devices) if devices else workers
     # A shard's states, and the bytes that they are written as.
@@ -189,99 +203,71 @@ def _extract(recipe: Recipe, sizes: Sizes, staging_bytes: int) -> StageMemory:
     )
 
 
-def _train(recipe: Recipe, sizes: Sizes) -> StageMemory:
-    drafter = sizes.drafter
-    item, longest = _compute_bytes(recipe), sizes.samples.longest
-    _, slots = micro_batch(recipe, drafter, longest)
-    is_shared = sizes.target.spec.tie_word_embeddings and drafter.draft_vocab_size is None
-    rows = drafter.vocab_size + (0 if is_shared else drafter.num_proposed)
-    parameters = drafter.parameters
-    for_a_step = [
-        Part(name="gradients", bytes=4 * parameters),
-        Part(name="activations", bytes=training_bytes(recipe, drafter, longest), is_estimate=True),
-        Part(
-            name="backward",
-            bytes=slots * item * (3 * drafter.intermediate_size + 2 * drafter.hidden_size),
-            is_estimate=True,
-        ),
-        Part(name="logits", bytes=logits_bytes(recipe, drafter, longest)),
+def _train(recipe: Recipe, sizes: Sizes) -> list[StageMemory]:
+    """GPUs that do the same together; the first of `train` has what all need of the host."""
+    targets, drafters = capture_devices(recipe), training_devices(recipe.train)
+    capture = []
+    if targets:
+        # On a device that does both, the drafter has activations of its own.
+        capture = _capture_parts(recipe, sizes, sizes.trained, forward="target's activations")
+    is_tied = sizes.target.spec.tie_word_embeddings
+    drafting = [
+        *lasting_parts(recipe.train, sizes.drafter, is_tied=is_tied),
+        *step_parts(recipe.train, sizes.drafter, sizes.trained.longest),
     ]
+    doing: dict[tuple[bool, bool], list[str]] = {}
+    for device in dict.fromkeys((*drafters, *targets)):
+        if not is_on_cpu(device):
+            doing.setdefault((device in drafters, device in targets), []).append(device)
+    host = _train_host(recipe, sizes, capture, drafting)
+    stages = []
+    if not any(is_drafter for is_drafter, _ in doing):
+        stages.append(StageMemory(stage="train", device="cpu", on_device=(), on_host=host))
+        host = ()
+    for (is_drafter, is_target), devices in doing.items():
+        # Both sides have a process of their own there.
+        context = (is_drafter + is_target) * CUDA_CONTEXT_BYTES
+        parts = (*(drafting if is_drafter else ()), *(capture if is_target else ()))
+        stages.append(
+            StageMemory(
+                stage="train" if is_drafter else "capture",
+                device=", ".join(devices),
+                on_device=(*parts, Part(name="CUDA context", bytes=context, is_estimate=True)),
+                on_host=host if is_drafter else (),
+            )
+        )
+        host = () if is_drafter else host
+    return stages
+
+
+def _train_host(
+    recipe: Recipe, sizes: Sizes, capture: list[Part], drafting: list[Part]
+) -> tuple[Part, ...]:
+    train = recipe.train
+    targets, drafters = capture_devices(recipe), training_devices(train)
+    on_cpu = sum(map(is_on_cpu, drafters))
+    longest = sizes.trained.longest
+    writing = sum(writing_bytes(train, sizes.drafter, longest, device=d) for d in drafters)
     parts = [
-        Part(name="drafter weights", bytes=4 * parameters),
-        Part(name="AdamW moments", bytes=8 * parameters),
-        Part(name="embedding and lm_head", bytes=item * drafter.hidden_size * rows),
-        Part(name="weights in bfloat16", bytes=2 * parameters if item == 2 else 0),
-        *for_a_step,
-        # The mean of several drafters passes through the CPU, one tensor at a time.
-        Part(name="averaging", bytes=0),
-    ]
-    # The optimizer's state stands in memory once as tensors of the file, once as its bytes; on a
-    # CPU it takes the room that a step has left.
-    writing = 16 * parameters
-    if recipe.train.device == "cpu":
-        writing = max(0, writing - sum(part.bytes or 0 for part in for_a_step))
-    more = (
+        *(_times(part, on_cpu) for part in drafting if on_cpu),
+        *(_times(part, n) for part in capture if (n := sum(map(is_on_cpu, targets)))),
         Part(name="a checkpoint's bytes", bytes=writing, is_estimate=True),
-        Part(name="features that wait", bytes=QUEUE_BYTES, is_estimate=True),
-    )
-    return _placed("train", recipe.train.device, parts, more=more)
-
-
-def micro_batch(recipe: Recipe, drafter: DrafterShape, longest: int) -> tuple[int, int]:
-    """Context tokens and slots of the largest micro-batch: one long sample, or many short ones.
-
-    A sample alone may exceed `train.micro_batch_tokens`.
-    """
-    block, limit = drafter.block_size, recipe.train.micro_batch_tokens
-    slots = min(recipe.train.anchors, max(1, longest - 1)) * block
-    if longest + slots >= limit:
-        return longest, slots
-    slots = limit * block // (block + 1)
-    return limit - slots, slots
-
-
-def training_bytes(recipe: Recipe, drafter: DrafterShape, longest: int) -> int:
-    """What the drafter's forward pass keeps for the backward one.
-
-    Counted on the modules: norms, rotations and what goes into attention are fp32, products are in
-    the compute type. Fused kernels keep a little less.
-    """
-    item = _compute_bytes(recipe)
-    context, slots = micro_batch(recipe, drafter, longest)
-    hidden, inner = drafter.hidden_size, drafter.intermediate_size
-    queries = drafter.num_heads * drafter.head_dim
-    keys = drafter.num_kv_heads * drafter.head_dim
-    slot = item * (4 * inner + 5 * hidden // 2 + queries)
-    slot += 4 * (9 * hidden // 2 + 3 * queries + 4 * keys)
-    once = context * (item * (drafter.num_taps + 1) + 4 * 2) * hidden
-    rows = slots * slot + context * 4 * 4 * keys
-    return drafter.num_layers * rows + once + _scores_bytes(recipe, drafter, context, slots)
-
-
-def _compute_bytes(recipe: Recipe) -> int:
-    return ITEM_BYTES[resolved_compute(recipe.train)]
-
-
-def _scores_bytes(recipe: Recipe, drafter: DrafterShape, context: int, slots: int) -> int:
-    """Attention's probabilities, which only the reference on the CPU keeps.
-
-    Anchors lie all over a sample, and blocks are taken in groups of rows that see what the last
-    one sees.
-    """
-    if recipe.train.device != "cpu":
-        return 0
-    rows = drafter.block_size * (drafter.num_heads // drafter.num_kv_heads)
-    blocks = max(1, slots // drafter.block_size)
-    groups = -(-blocks // max(1, _GROUP_ROWS // rows))
-    seen = context * (groups + 1) // (2 * groups) + drafter.block_size
-    return 4 * drafter.num_layers * slots * drafter.num_heads * seen
-
-
-def logits_bytes(recipe: Recipe, drafter: DrafterShape, longest: int) -> int:
-    """A chunk of logits: 4 bytes each, 8 beside a narrower head, and at least one row's."""
-    _, slots = micro_batch(recipe, drafter, longest)
-    rows = max(1, min(recipe.train.loss_chunk // drafter.num_proposed, slots))
-    return rows * drafter.num_proposed * (4 if _compute_bytes(recipe) == 4 else 8)
+    ]
+    # Those of a store are mapped, and the same ones come again in each epoch.
+    queue = train.queue_bytes if targets else min(train.queue_bytes, sizes.store.total)
+    parts.append(Part(name="features that wait", bytes=queue, is_estimate=True))
+    if targets:
+        # A batch waits for room while the next one is computed.
+        tokens = _batch_tokens(recipe, sizes.trained)
+        size = 2 * len(targets) * tokens * sizes.store.bytes_per_token
+        parts.append(Part(name="features on their way", bytes=size, is_estimate=True))
+    if train.drafter_devices:
+        mean = averaging_bytes(train, sizes.drafter)
+        parts.append(Part(name="averaging on the host", bytes=mean, is_estimate=True))
+    workers = (*targets, *(train.drafter_devices or (train.device,)))
+    processes = sum(PROCESS_BYTES if is_on_cpu(d) else CUDA_HOST_BYTES for d in workers)
+    processes += PROCESS_BYTES if train.drafter_devices else 0
+    return (*parts, Part(name="processes", bytes=processes, is_estimate=True))
 
 
 def _score(recipe: Recipe, sizes: Sizes) -> StageMemory:

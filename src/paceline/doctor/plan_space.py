@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.doctor.plan_bytes import CORPUS_TOKEN_BYTES, Samples, StoreSizes
-from paceline.doctor.plan_target import DrafterShape
+from paceline.drafter.shape import DrafterShape
 from paceline.durable import space, staging
 from paceline.durable.open_store import local_path
 from paceline.recipe.extract_inputs import is_object_store
+from paceline.recipe.online import has_velocity, training_devices
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.schema import Recipe
+from paceline.recipe.schema import Recipe, TrainRecipe
 
 _UNIT_RECORD_BYTES = 500
 """Of a shard, in journal and manifest."""
@@ -120,14 +121,17 @@ def places_of(
     sizes: StoreSizes,
     drafter: DrafterShape,
     staged: Staging | None,
+    online: Samples | None = None,
 ) -> tuple[Place, ...]:
-    """Every path that the run writes much to."""
+    """Every path that the run writes much to.
+
+    `samples` are those in the store; of `online` ones only the corpus has anything.
+    """
     places = [
         Place(
             what="checkpoints",
             path=str(run_dir.checkpoints),
-            # The newest, the best, and the one that is being written.
-            bytes=(recipe.train.keep_checkpoints + 2) * drafter.checkpoint_bytes,
+            bytes=_checkpoint_bytes(recipe.train, drafter),
             there=_bytes_in(run_dir.checkpoints),
         ),
         Place(
@@ -142,7 +146,8 @@ def places_of(
     ]
     if samples.basis != "corpus":
         files = 2 if recipe.regenerate.enabled else 1
-        corpus = files * samples.tokens * CORPUS_TOKEN_BYTES
+        tokens = samples.tokens + (0 if online is None else online.tokens)
+        corpus = files * tokens * CORPUS_TOKEN_BYTES
         there = _bytes_in(run_dir.corpus)
         places.append(
             Place(
@@ -180,6 +185,15 @@ def places_of(
         )
     )
     return tuple(places)
+
+
+def _checkpoint_bytes(train: TrainRecipe, drafter: DrafterShape) -> int:
+    drafters = len(training_devices(train))
+    one = drafter.checkpoint_of(drafters, has_velocity=has_velocity(train))
+    # Until it is averaged, a checkpoint has each drafter's weights and those before.
+    unaveraged = (drafters + 1) * drafter.weight_bytes if train.drafter_devices else 0
+    # The newest, those kept for good, the best, and the one that is being written.
+    return (train.keep_checkpoints + _kept_for_good(train) + 2) * one + unaveraged
 
 
 def file_systems(places: Iterable[Place], *, high_mark: float) -> tuple[FileSystem, ...]:
@@ -232,6 +246,10 @@ def mark_for(file_system: FileSystem, high_mark: float) -> float | None:
     usable = found.used + found.free
     mark = -(-100 * (found.used + file_system.needs_below_mark) // usable) / 100
     return mark if high_mark < mark <= 1 else None
+
+
+def _kept_for_good(train: TrainRecipe) -> int:
+    return train.evaluations // train.keep_every if train.keep_every else 0
 
 
 def _bytes_in(folder: Path) -> int:

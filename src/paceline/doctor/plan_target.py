@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from paceline.doctor.safetensors_header import read_header
+from paceline.drafter.shape import DrafterShape
 from paceline.durable.errors import TargetError, UserError
 from paceline.recipe.schema import DrafterRecipe
 from paceline.target.folder import ModelFolder
@@ -76,61 +77,6 @@ def _visited_share(folder: ModelFolder) -> float:
     """The share of the experts that a token passes through; 1 without experts."""
     experts = folder.get("num_experts", 0)
     return folder.get("num_experts_per_tok", experts) / experts if experts else 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrafterShape:
-    """What a drafter's size follows from."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_taps: int
-    vocab_size: int
-    """Rows of the target's lm_head."""
-    draft_vocab_size: int | None
-    block_size: int
-
-    @property
-    def parameters(self) -> int:
-        """Trainable numbers: the tap projection, three norms outside of the layers, the layers."""
-        hidden, head = self.hidden_size, self.head_dim
-        queries, keys = self.num_heads * head, self.num_kv_heads * head
-        attention = 2 * hidden * queries + 2 * hidden * keys + 2 * head
-        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
-        return self.num_taps * hidden * hidden + 2 * hidden + self.num_layers * layer
-
-    @property
-    def tensors(self) -> int:
-        """Of the trainable numbers."""
-        return 3 + 11 * self.num_layers
-
-    @property
-    def num_proposed(self) -> int:
-        """Rows of the head that the loss is taken over."""
-        return self.draft_vocab_size or self.vocab_size
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of `model.safetensors`: fp32 weights, and the tables of a reduced vocabulary."""
-        tables = 0 if self.draft_vocab_size is None else 8 * self.draft_vocab_size + self.vocab_size
-        return 4 * self.parameters + tables
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """Weights and AdamW's two moments, both fp32, with the headers that name the tensors."""
-        return self.weight_bytes + 8 * self.parameters + self.tensors * _TENSOR_OVERHEAD + _STATE
-
-
-_TENSOR_OVERHEAD = 3 * 100 + 4
-"""Bytes of a trained tensor in a checkpoint beside its numbers: three lines in a header, and the
-optimizer's own step."""
-
-_STATE = 12_000
-"""Bytes of a checkpoint's state, config, sums and generators."""
 
 
 def drafter_shape(recipe: DrafterRecipe, spec: TargetSpec, num_taps: int) -> DrafterShape:

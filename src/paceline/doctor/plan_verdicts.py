@@ -57,7 +57,8 @@ def verdicts(recipe: Recipe, facts: Facts, needs: Needs) -> Iterator[Verdict]:
         if stage.on_device:
             yield judge.device(stage)
     for stage in needs.memory:
-        yield judge.host(stage)
+        if stage.on_host:
+            yield judge.host(stage)
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class _Judge:
             short = system.needs - system.room
             samples = self.facts.asked.samples.count
             fitting = int(samples * (1 - short / max(1, features.bytes)))
-            if 0 < fitting < samples:
+            if 0 < fitting < samples and self.facts.asked.online is None:
                 found.append(f"{counted(fitting, 'sample')} instead of {samples:,}")
             found.append(f"extract.store on another disk ({short_bytes(features.needs)})")
         else:
@@ -179,7 +180,7 @@ class _Judge:
     def _for_memory(self, stage: StageMemory, where: Where, limit: int) -> tuple[str, ...]:
         def needed(recipe: Recipe) -> int | None:
             needs = self._try(recipe)
-            found = None if needs is None else needs.stage(stage.stage)
+            found = None if needs is None else needs.stage(stage.stage, stage.device)
             return None if found is None else found.total(where)
 
         series = []

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.doctor.plan import Plan
-from paceline.doctor.plan_memory import Part
+from paceline.doctor.plan_averaging import averaging_lines
+from paceline.doctor.plan_online import online_lines, online_rows
 from paceline.doctor.plan_verdicts import Verdict, device_name, host_name
+from paceline.drafter.memory import Part
 from paceline.watch.words import bytes_text, counted, duration, number, short_bytes
 
 Row = tuple[str, str, str, str]
@@ -38,6 +40,7 @@ def rows(plan: Plan) -> Iterator[Row]:
         yield ("upload", "unknown" if speed is None else f"{short_bytes(speed)}/s", "", "")
     took = "unknown" if flow.seconds is None else duration(flow.seconds)
     yield ("time to extract", took, "", "")
+    yield from online_rows(plan.online)
 
 
 def _shown(verdicts: tuple[Verdict, ...]) -> Iterator[Verdict]:
@@ -69,6 +72,14 @@ def lines(plan: Plan) -> Iterator[str]:
             f"{short_bytes(done.bytes)}; the time is that of the others."
         )
     yield from _time(plan)
+    yield from online_lines(plan.online)
+    drafter = plan.drafter
+    yield (
+        f"drafter: {drafter.parameters:,} parameters are trained, {drafter.fc_parameters:,} of "
+        f"them fc; frozen: lm_head {drafter.lm_head_parameters:,}, with the embedding "
+        f"{drafter.frozen_parameters:,}."
+    )
+    yield from averaging_lines(plan.averaging)
     for system in plan.file_systems:
         named = ", ".join(
             f"{place.what} {'about ' if place.is_estimate else ''}{short_bytes(place.needs)}"

@@ -10,6 +10,7 @@ from paceline.doctor.places import Place, places
 from paceline.doctor.plan import Plan
 from paceline.doctor.touch import Answer
 from paceline.durable.space import Mount
+from paceline.recipe.online import is_on_cpu
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 
@@ -80,9 +81,16 @@ def gpu_users(recipe: Recipe) -> dict[int, list[str]]:
     if target.devices:
         for number in target.devices:
             users.setdefault(number, []).append("target.devices")
-    for key, device in (("target.device", target.device), ("train.device", recipe.train.device)):
+    train = recipe.train
+    targets, drafters = train.target_devices if train.online else (), train.drafter_devices
+    for key, device in (
         # With `devices` the other stages of the target still run on `device`.
-        if device != "cpu":
+        ("target.device", target.device),
+        *(("train.target_devices", device) for device in targets),
+        *(("train.drafter_devices", device) for device in drafters),
+        *(() if drafters else (("train.device", train.device),)),
+    ):
+        if not is_on_cpu(device):
             users.setdefault(int(device.partition(":")[2] or 0), []).append(key)
     return users
 

@@ -12,12 +12,11 @@ from paceline.drafter.config import DrafterConfig
 from paceline.drafter.dflash import DFlash
 from paceline.durable.errors import ShardDamaged, UserError
 from paceline.durable.fs import write_atomic
+from paceline.recipe.checkpoints import SUMS
 from paceline.recipe.fingerprint import digest_file
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-SUMS = "checksums.json"
-"""Beside them in a training's checkpoint: file name to size and CRC64NVME."""
 
 
 def save_drafter(drafter: DFlash, folder: Path) -> None:
@@ -64,12 +63,17 @@ def load_drafter(folder: Path, *, device: str = "cpu") -> DFlash:
     return drafter.eval()
 
 
-def check_sums(folder: Path, names: Iterable[str]) -> None:
-    """Raise ShardDamaged, naming the file, unless each is as `checksums.json` says."""
+def read_sums(folder: Path) -> dict[str, str]:
+    """The files of a checkpoint, with size and CRC64NVME. Raises ShardDamaged."""
     try:
-        sums = msgspec.json.decode((folder / SUMS).read_bytes(), type=dict[str, str])
+        return msgspec.json.decode((folder / SUMS).read_bytes(), type=dict[str, str])
     except (OSError, msgspec.MsgspecError, UnicodeError) as error:
         raise ShardDamaged(f"{folder / SUMS}: cannot be read ({error}).") from error
+
+
+def check_sums(folder: Path, names: Iterable[str]) -> None:
+    """Raise ShardDamaged, naming the file, unless each is as the list of checksums says."""
+    sums = read_sums(folder)
     for name in names:
         path = folder / name
         if not path.is_file():

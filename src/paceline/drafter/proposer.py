@@ -57,15 +57,24 @@ class Proposer(nn.Module):
         """K, or V where all tokens are proposed."""
         return self.config.draft_vocab_size or self.config.vocab_size
 
-    def narrowed(self, head: TargetHead) -> TargetHead:
+    def narrowed(self, head: TargetHead, *, keep_whole: bool = False) -> TargetHead:
         """The target's head with the lm_head rows [K, H] of the proposed tokens, copied once.
 
         The head itself, and no copy, where all tokens are proposed. It embeds every token still.
+        `keep_whole` has it hold the other rows as well.
         """
-        if self.d2t is None:
+        rows = self.proposed_ids
+        if rows is None:
             return head
-        rows = torch.arange(self.d2t.numel(), device=self.d2t.device) + self.d2t
-        return replace(head, lm_head=head.lm_head[rows.to(head.lm_head.device)])
+        whole = head.lm_head if keep_whole else None
+        return replace(head, lm_head=head.lm_head[rows.to(head.lm_head.device)], whole=whole)
+
+    @property
+    def proposed_ids(self) -> torch.Tensor | None:
+        """Target ids int64 [K] by draft id; None where all tokens are proposed."""
+        if self.d2t is None:
+            return None
+        return torch.arange(self.d2t.numel(), device=self.d2t.device) + self.d2t
 
     def check_head(self, head: TargetHead) -> None:
         """Raise ValueError for a head that `narrowed` has not made, or not for this drafter."""
@@ -74,6 +83,12 @@ class Proposer(nn.Module):
                 f"a head of {head.lm_head.shape[0]} rows for a drafter that proposes "
                 f"{self.num_proposed} tokens; `narrowed` makes the right one"
             )
+
+    def proposes(self, target_ids: torch.Tensor) -> torch.Tensor:
+        """Whether target ids int64 [...] are proposed at all; bool, on their device."""
+        if self.t2d is None:
+            return torch.ones_like(target_ids, dtype=torch.bool)
+        return self.t2d[target_ids.to(self.t2d.device)].to(target_ids.device)
 
     def to_target(self, draft_ids: torch.Tensor) -> torch.Tensor:
         """Target ids of draft ids int64 [...]."""
@@ -84,8 +99,8 @@ class Proposer(nn.Module):
 
         The draft id of a token that is not proposed means nothing.
         """
-        if self.d2t is None or self.t2d is None:
-            return target_ids, torch.ones_like(target_ids, dtype=torch.bool)
-        rows = torch.arange(self.d2t.numel(), device=self.d2t.device) + self.d2t
+        rows = self.proposed_ids
+        if rows is None:
+            return target_ids, self.proposes(target_ids)
         places = torch.searchsorted(rows, target_ids).clamp_max(rows.numel() - 1)
-        return places, self.t2d[target_ids]
+        return places, self.proposes(target_ids)

@@ -12,7 +12,6 @@ import msgspec
 from paceline.drafter.build import drafter_config
 from paceline.drafter.checkpoint import (
     CONFIG,
-    SUMS,
     WEIGHTS,
     check_sums,
     load_drafter,
@@ -21,6 +20,7 @@ from paceline.drafter.checkpoint import (
 from paceline.drafter.config import DrafterConfig
 from paceline.drafter.dflash import DFlash
 from paceline.durable.errors import RecipeError, ShardDamaged
+from paceline.recipe.checkpoints import SUMS
 from paceline.recipe.schema import DrafterRecipe
 from paceline.target.spec import TargetSpec
 from paceline.types.layers import LayerConvention

@@ -11,6 +11,7 @@
     ├── Interrupted               exit code 130: stopped by a signal, in a state to go on from
     ├── TrainingDiverged          too many non-finite steps in a row
     ├── NotLossless               speculative output is not the target's own
+    ├── OutOfMemory               a training has filled a device or the machine
     ├── WorkerFailed              a worker process raised, died, or answered with nonsense
     ├── ChannelFailed             a part behind the other end of a channel has failed
     ├── ChannelClosed             something was put into a channel after its end
@@ -66,6 +67,16 @@ class TrainingDiverged(PacelineError):
 
 class NotLossless(PacelineError):
     """Speculative output is not what the target says by itself."""
+
+
+class OutOfMemory(PacelineError):
+    """A training has filled a device or the machine; names it, and what ran then."""
+
+    def __init__(self, message: str, is_sound: bool = True) -> None:
+        super().__init__(message)
+        # Not in `args`: what is not there travels with a pickled error by its own name.
+        self.is_sound = is_sound
+        """Whether what failed has changed nothing, so that a checkpoint can still be written."""
 
 
 class WorkerFailed(PacelineError):

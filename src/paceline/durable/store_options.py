@@ -11,7 +11,7 @@ from obstore.store import from_url
 
 from paceline.durable.errors import UserError
 from paceline.durable.s3_requests import S3Bucket
-from paceline.durable.store_words import names_secret
+from paceline.masking import names_secret
 
 _CLIENT_OPTIONS = frozenset(
     {"allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only",

@@ -20,16 +20,15 @@ from paceline.durable.store import Store
 from paceline.extract import sharing
 from paceline.extract.layout import JOURNAL
 from paceline.extract.ledger import UNIT_PREFIX
-from paceline.extract.row_index import FILE_NAME as INDEX
 from paceline.features import manifest as manifests
-from paceline.recipe.checkpoints import list_checkpoints, rank
+from paceline.recipe.checkpoints import EVALUATION, SUMS, list_checkpoints, rank
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.stage import read_record
+from paceline.types.row_index import FILE_NAME as INDEX
 
 Kind = Literal["partial", "copy", "staged", "checkpoint", "shard", "paper"]
 
 _OURS = re.compile(rf"\.(\d+)\{PARTIAL}$|^step_\d+\{PARTIAL}$")
-_SUMS = "checksums.json"
 _CHECKPOINT = re.compile(r"step_\d+")
 _ASIDE = re.compile(r"step_\d+(\.\d+)?\.aside")
 _FETCH = re.compile(r"\.\d+\.fetch$")
@@ -179,12 +178,12 @@ def find_checkpoints(run_dir: RunDir, keep: int, finds: Finds) -> None:
         files = _checkpoint_files(path)
         there = sorted(p.relative_to(path).as_posix() for p in path.rglob("*"))
         if files is None:
-            finds.leave(_short(path, run_dir.root), f"its {_SUMS} cannot be read")
+            finds.leave(_short(path, run_dir.root), f"its {SUMS} cannot be read")
         elif foreign := [name for name in there if name not in files]:
             finds.leave(_short(path, run_dir.root), f"holds what is not of it: {foreign[0]}")
         else:
             # Its list goes last: until then it can be gone on with.
-            paths = (*(path / name for name in there if name != _SUMS), path / _SUMS)
+            paths = (*(path / name for name in there if name != SUMS), path / SUMS)
             name = _short(path, run_dir.root)
             finds.items.append(Item("checkpoint", name, _size(paths), paths, path))
 
@@ -254,10 +253,10 @@ def _recorded(folder: Path) -> set[str]:
 def _checkpoint_files(folder: Path) -> set[str] | None:
     """The files that a checkpoint lists as its own."""
     try:
-        sums: dict[str, Any] = msgspec.json.decode((folder / _SUMS).read_bytes(), type=dict)
+        sums: dict[str, Any] = msgspec.json.decode((folder / SUMS).read_bytes(), type=dict)
     except (OSError, msgspec.MsgspecError):
         return None
-    return {*sums, _SUMS}
+    return {*sums, SUMS, EVALUATION}
 
 
 def _is_held(folder: Path) -> bool:

@@ -24,7 +24,6 @@ from paceline.extract.foreign_tally import Tally, tally_of, unreadable_words
 from paceline.extract.foreign_work import Imported, Plan, import_units
 from paceline.extract.layout import JOURNAL
 from paceline.extract.ledger import Survey, survey
-from paceline.extract.rows import Rows
 from paceline.extract.setting import Setting, rows_and_units, tokens_of
 from paceline.extract.stage import is_complete, open_journal, open_setting
 from paceline.extract.watching import looked_after
@@ -33,6 +32,7 @@ from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe, TargetRecipe
 from paceline.recipe.stage import Report, StageRecord
 from paceline.target.load import load_target
+from paceline.types.rows import Rows
 from paceline.watch.events import EventWriter
 from paceline.watch.words import command_line, counted, short_bytes
 

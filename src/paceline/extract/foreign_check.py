@@ -21,12 +21,12 @@ from paceline.extract.foreign_layers import (
 )
 from paceline.extract.job import Rechecked
 from paceline.extract.recheck import capture_tolerance, relative_l2
-from paceline.extract.rows import read_rows
 from paceline.extract.setting import Setting
 from paceline.target.capture import CapturePlan
 from paceline.target.load import Target
 from paceline.target.transfer import HostCopies
 from paceline.types import TokenBatch
+from paceline.types.rows import read_rows
 from paceline.types.sample import batch_of
 
 _TOKENS = 64

@@ -17,11 +17,11 @@ from paceline.extract.foreign_files import (
 )
 from paceline.extract.foreign_layers import Meaning, Selection, chosen
 from paceline.extract.layout import Layout
-from paceline.extract.rows import read_rows
 from paceline.features.shard import write_shard
 from paceline.flow.units import CAPTURING, LOADING, Made, Task, WorkerContext
 from paceline.target.head import TargetHead
 from paceline.types import Features, TokenBatch
+from paceline.types.rows import read_rows
 from paceline.types.sample import batch_of
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.durable.errors import DataError
 from paceline.extract.foreign_files import OTHER_FORMAT, Cache, Shape, Unreadable, read_ids
-from paceline.extract.rows import Rows, read_tokens
+from paceline.types.rows import Rows, read_tokens
 from paceline.watch.words import counted
 
 _EVERY = 10.0

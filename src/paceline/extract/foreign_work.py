@@ -20,7 +20,6 @@ from paceline.extract.foreign_layers import Meaning, Selection
 from paceline.extract.foreign_maker import ForeignJob, ForeignUnit, open_foreign_maker
 from paceline.extract.ledger import unit_judge, verified_record
 from paceline.extract.moved import STORE
-from paceline.extract.rows import Rows
 from paceline.extract.setting import Setting, tokens_of
 from paceline.extract.software import IMPORTED, software
 from paceline.extract.stage import end_noted
@@ -29,6 +28,7 @@ from paceline.features.plan import Unit
 from paceline.flow.supervisor import supervise
 from paceline.flow.units import Made, Policy, Task
 from paceline.flow.waker import Waker
+from paceline.types.rows import Rows
 from paceline.watch.events import Counts, EventWriter
 from paceline.watch.progress import TokenProgress
 

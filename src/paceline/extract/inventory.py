@@ -16,9 +16,7 @@ from paceline.durable.store import Stat
 from paceline.extract.destination import Destination, destination
 from paceline.extract.layout import JOURNAL, Layout, read_layout
 from paceline.extract.ledger import Recorded, Survey, recorded, survey, verified_record
-from paceline.extract.row_index import FILE_NAME as INDEX
-from paceline.extract.row_index import load_index
-from paceline.extract.rows import Rows, index_rows
+from paceline.extract.setting import kept_split
 from paceline.features import manifest as manifests
 from paceline.features.manifest import Manifest
 from paceline.features.plan import Unit
@@ -28,6 +26,9 @@ from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.stage import Record, read_record
 from paceline.target.folder import ModelFolder
+from paceline.types.row_index import FILE_NAME as INDEX
+from paceline.types.row_index import load_index
+from paceline.types.rows import Rows, index_rows
 
 State = Literal["verified", "missing", "bad", "quarantined"]
 
@@ -80,6 +81,8 @@ class Inventory:
     """In the plan."""
 
     samples: int
+    samples_elsewhere: int
+    """Of the corpus, captured while training and never stored."""
     verified: int
     missing: int
     bad: int
@@ -172,9 +175,10 @@ def open_subject(run_dir: RunDir) -> Subject:
             f"{source}: not the corpus that these features were made of "
             f"({record.fields.get('corpus')}, now {digest}). Put that one back."
         )
-    rows = load_index(run_dir.features / INDEX, digest)
+    only = kept_split(recipe)
+    rows = load_index(run_dir.features / INDEX, digest, only=only)
     if rows is None:
-        rows = index_rows(source, vocab_size=None, max_position=None)
+        rows = index_rows(source, vocab_size=None, max_position=None, only=only)
     layout = read_layout(record.fields, _hidden_size(recipe, run_dir))
     return Subject(
         run_dir=run_dir,
@@ -246,6 +250,7 @@ def take_inventory(subject: Subject, papers: Papers, found: Survey, *, is_deep: 
         is_deep=is_deep,
         units=len(subject.units),
         samples=len(subject.rows),
+        samples_elsewhere=subject.rows.other,
         verified=len(found.done),
         missing=count["missing"],
         bad=count["bad"],

@@ -7,13 +7,13 @@ from typing import Any
 from paceline.durable.checksum import crc64_hex
 from paceline.durable.errors import IntegrityError
 from paceline.durable.store import Stat
-from paceline.extract.rows import Rows
 from paceline.features.codec import Codec
 from paceline.features.manifest import Manifest, QuarantinedUnit, UnitEntry
 from paceline.features.plan import Unit, plan_units
 from paceline.features.sizes import RestDtype, bytes_per_token, unit_bytes_bound
 from paceline.recipe.fingerprint import Fields
 from paceline.types.layers import LayerConvention
+from paceline.types.rows import Rows
 
 JOURNAL = "journal.jsonl"
 """The journal's name in the features folder."""

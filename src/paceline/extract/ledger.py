@@ -16,10 +16,10 @@ from paceline.durable.errors import DataError, ShardDamaged
 from paceline.durable.limit import mapped
 from paceline.durable.store import Stat, Store
 from paceline.durable.unit_records import staged_units
-from paceline.extract.rows import Rows, read_tokens
 from paceline.features.header import Header, read_header
 from paceline.features.manifest import Manifest
 from paceline.features.plan import Unit
+from paceline.types.rows import Rows, read_tokens
 
 UNIT_PREFIX = "unit-"
 """What the key of every unit begins with."""

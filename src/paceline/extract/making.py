@@ -11,7 +11,6 @@ from paceline.durable.errors import TargetError
 from paceline.durable.open_store import open_store
 from paceline.extract.job import Job, Rechecked, UnitTimes, UnitWork
 from paceline.extract.recheck import recheck
-from paceline.extract.rows import read_rows
 from paceline.features.shard import write_shard
 from paceline.flow.units import CAPTURING, LOADING, Made, Task, WorkerContext
 from paceline.target.capture import CapturePlan, PendingFeatures
@@ -20,6 +19,7 @@ from paceline.target.compile_cache import use_compile_cache
 from paceline.target.load import Target, load_target
 from paceline.target.transfer import HostCopies
 from paceline.types import Features, TokenBatch
+from paceline.types.rows import read_rows
 from paceline.types.sample import batch_of
 
 _WARMING = "warming"

@@ -13,7 +13,6 @@ from paceline.durable.fs import PARTIAL
 from paceline.durable.iowatch import IoWatch
 from paceline.durable.store import LocalStore, Store
 from paceline.extract.job import Job, Rechecked, StoredSample
-from paceline.extract.rows import read_rows
 from paceline.features.shard import Shard
 from paceline.features.sizes import RestDtype
 from paceline.target.capture import CapturePlan
@@ -21,6 +20,7 @@ from paceline.target.check import RELATIVE_L2
 from paceline.target.load import Target
 from paceline.target.transfer import HostCopies
 from paceline.types import Features
+from paceline.types.rows import read_rows
 from paceline.types.sample import batch_of
 
 _BLOCK = 8 << 20

@@ -14,7 +14,6 @@ from paceline.durable.store import Stat, Store
 from paceline.extract.destination import Destination
 from paceline.extract.ledger import Survey, recorded
 from paceline.extract.progress import Progress
-from paceline.extract.rows import Rows
 from paceline.extract.setting import Setting, tokens_of
 from paceline.extract.telling import findings, report_lines
 from paceline.extract.watching import asked_store
@@ -22,6 +21,7 @@ from paceline.features import manifest as manifests
 from paceline.features.plan import Unit
 from paceline.flow.units import Outcome
 from paceline.recipe.stage import Report, StageRecord
+from paceline.types.rows import Rows
 from paceline.watch.events import EventWriter
 from paceline.watch.words import counted
 
@@ -209,6 +209,7 @@ def _numbers(
         "gaps": list(result.gaps),
         "left_out_heldout": rows.heldout,
         "left_out_without_loss": rows.without_loss,
+        "left_out_for_training": rows.other,
         "quarantined_samples": sum(u.stop - u.start for u in missing if u.key in aside),
         "samples_missing": lost_samples,
         "units": len(result.units),

@@ -6,15 +6,16 @@ from pathlib import Path
 
 from paceline.durable.iowatch import IoWatch
 from paceline.extract.layout import Layout
-from paceline.extract.row_index import FILE_NAME as INDEX_NAME
-from paceline.extract.row_index import open_rows
-from paceline.extract.rows import Rows
 from paceline.extract.slices import Slice
 from paceline.features.plan import Unit
 from paceline.features.sizes import store_bytes
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.target.spec import TargetSpec
+from paceline.types.row_index import FILE_NAME as INDEX_NAME
+from paceline.types.row_index import open_rows
+from paceline.types.rows import Rows
+from paceline.types.sample import Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,14 @@ class Setting:
         return len(self.recipe.target.devices) or self.recipe.target.workers
 
 
+def kept_split(recipe: Recipe) -> Split | None:
+    """The split whose samples are extracted; None: all but the held-out ones.
+
+    A training that captures its own samples reads from the store what it evaluates on, no more.
+    """
+    return Split.VALIDATION if recipe.train.online else None
+
+
 def rows_and_units(setting: Setting, watch: IoWatch) -> tuple[Rows, tuple[Unit, ...]]:
     """The samples of the corpus and the plan of their units. Raises as `open_rows`."""
     rows = open_rows(
@@ -45,6 +54,7 @@ def rows_and_units(setting: Setting, watch: IoWatch) -> tuple[Rows, tuple[Unit, 
         setting.corpus_digest,
         vocab_size=setting.spec.vocab_size,
         max_position=setting.spec.max_position,
+        only=kept_split(setting.recipe),
         index=setting.run_dir.features / INDEX_NAME,
         watch=watch,
     )

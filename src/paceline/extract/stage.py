@@ -14,7 +14,7 @@ from paceline.durable.watched_store import WatchedStore
 from paceline.extract.destination import Destination, destination
 from paceline.extract.layout import JOURNAL, Layout
 from paceline.extract.ledger import UNIT_PREFIX, is_intact
-from paceline.extract.setting import Setting
+from paceline.extract.setting import Setting, kept_split
 from paceline.extract.slices import ALL, Slice, parse_slice
 from paceline.extract.watching import apart, asked_store, looked_after
 from paceline.extract.work import Work
@@ -248,6 +248,9 @@ def _fields(
     if codec != "none":
         # Without a codec the shards are those that were made before there were any.
         extract["codec"] = codec
+    kept = kept_split(recipe)
+    if kept is not None:
+        extract["samples"] = kept.value
     return flatten(
         {
             "format": _FORMAT,

@@ -11,10 +11,10 @@ from paceline.durable.staging import boot_id
 from paceline.extract.destination import Destination
 from paceline.extract.ledger import Survey
 from paceline.extract.recovery import Standing, recovery_report
-from paceline.extract.rows import Rows
 from paceline.extract.setting import Setting, tokens_of
 from paceline.features.plan import Unit
 from paceline.recipe.stage import read_record
+from paceline.types.rows import Rows
 from paceline.watch.events import EventWriter
 from paceline.watch.words import bytes_text, counted, duration, short_bytes
 
@@ -61,6 +61,11 @@ def announce(
         bytes_text(estimate),
         f"{len(units):,}",
     )
+    if rows.other:
+        _LOG.info(
+            "extract: validation samples alone; %s others are captured while training",
+            f"{rows.other:,}",
+        )
     if setting.part.count > 1:
         count = sum(setting.part.holds(unit.index) for unit in units)
         _LOG.info("extract: part %s has %s shards of them", setting.part, f"{count:,}")
@@ -123,6 +128,11 @@ def report_lines(numbers: Mapping[str, Any], uploads: tuple[int, float, float]) 
         f"of {numbers['samples_read']:,} samples read, {numbers['left_out_heldout']:,} are held "
         f"out for the score and {numbers['left_out_without_loss']:,} have no answer to train on."
     )
+    if numbers["left_out_for_training"]:
+        left_out = (
+            f"{left_out.rstrip('.')}; {numbers['left_out_for_training']:,} are captured while "
+            "training."
+        )
     aside = numbers["quarantined_samples"]
     if numbers["samples_missing"]:
         left_out = (
@@ -157,7 +167,7 @@ def corpus_gaps(setting: Setting, rows: Rows) -> list[str]:
                 f"recorded {written:,} written. Make the corpus anew, in another run directory "
                 "(`--run DIR`)."
             )
-    counts = len(rows) + rows.heldout + rows.without_loss
+    counts = len(rows) + rows.heldout + rows.without_loss + rows.other
     if counts != rows.read:
         found.append(
             f"{setting.source}: {rows.read:,} samples were read, and {counts:,} are to be "

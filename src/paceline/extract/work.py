@@ -21,7 +21,6 @@ from paceline.extract.ledger import Survey, is_readable, survey, unit_judge, ver
 from paceline.extract.moved import STORE, require_same_store
 from paceline.extract.progress import Progress
 from paceline.extract.results import Result, conclude
-from paceline.extract.rows import Rows
 from paceline.extract.setting import Setting, Sizes, rows_and_units, sizes_of, tokens_of
 from paceline.extract.sharing import join
 from paceline.extract.software import IMPORTED, software
@@ -39,6 +38,7 @@ from paceline.flow.supervisor import supervise
 from paceline.flow.units import Made, Outcome, Policy, Task, WorkerContext
 from paceline.flow.waker import Waker
 from paceline.recipe.stage import Report, StageRecord
+from paceline.types.rows import Rows
 from paceline.watch.events import EventWriter, by_reason
 
 _LOG = logging.getLogger(__name__)

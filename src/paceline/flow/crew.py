@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from paceline.durable.errors import PacelineError, UserError
+from paceline.durable.errors import OutOfMemory, PacelineError, UserError
 from paceline.flow.devices import device_environment
 from paceline.flow.messages import sendable
 from paceline.flow.patience import Patience
@@ -225,7 +225,7 @@ def setup_error(data: bytes | None) -> PacelineError | None:
     if data is None:
         return None
     error = pickle.loads(data)
-    return error if isinstance(error, UserError) else None
+    return error if isinstance(error, UserError | OutOfMemory) else None
 
 
 def code_error(name: str, loaded: str, ours: str) -> UserError:

@@ -56,6 +56,8 @@ class Failed:
     """The unit in work cannot be made, for a reason that leaves the worker sound."""
 
     summary: str
+    error: bytes | None = None
+    """The exception, pickled."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def failure_of_unit(error: Exception) -> Refused | Failed | None:
     ours = error if isinstance(error, PacelineError) else None
     if isinstance(error, OSError):
         ours = storage_refused(error)
-    return None if ours is None else Failed(summary_of(ours))
+    return None if ours is None else Failed(summary_of(ours), _pickled(ours))
 
 
 def raised(error: BaseException, doing: str) -> Raised:

@@ -13,7 +13,10 @@ from paceline.recipe.convert import closest
 from paceline.recipe.drafter_inputs import drafter_input_problems, warm_start_problem
 from paceline.recipe.extract_inputs import extract_problems
 from paceline.recipe.fingerprint import flatten
-from paceline.recipe.schema import Recipe
+from paceline.recipe.objective_inputs import objective_notes, objective_problems
+from paceline.recipe.online import online_notes, online_problems
+from paceline.recipe.schema import Recipe, TrainRecipe
+from paceline.recipe.tracker_inputs import secret_problems, tracker_problems
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -85,12 +88,25 @@ BOUNDS: tuple[tuple[str, Bound], ...] = (
     ("train.epochs", _POSITIVE),
     ("train.anchors", _ONE_OR_MORE),
     ("train.gamma", _POSITIVE),
+    ("train.objective.*.weight", _ZERO_OR_MORE),
+    ("train.objective.*.end_weight", _ZERO_OR_MORE),
+    ("train.objective.*.ramp.*", Bound(0, 1)),
+    ("train.objective.*.gamma", _POSITIVE),
+    ("train.objective.*.alpha", _SHARE),
+    ("train.objective.*.temperature", _POSITIVE),
+    ("train.objective.*.eta", _ZERO_OR_MORE),
+    ("train.objective.*.budget", _ONE_OR_MORE),
     ("train.batch_samples", _ONE_OR_MORE),
     ("train.micro_batch_tokens", _ONE_OR_MORE),
+    ("train.noise_start", _ZERO_OR_MORE),
+    ("train.noise_end", _ZERO_OR_MORE),
+    ("train.muon_learning_rate_ratio", _POSITIVE),
+    ("train.muon_momentum", _SHARE),
     ("train.learning_rate", _POSITIVE),
     ("train.decay_ratio", Bound(0, 1, low_open=True)),
     ("train.min_learning_rate_ratio", Bound(0, 1)),
     ("train.warmup_ratio", _SHARE),
+    ("train.warmup_steps", _ZERO_OR_MORE),
     ("train.betas.*", _SHARE),
     ("train.eps", _POSITIVE),
     ("train.weight_decay", _ZERO_OR_MORE),
@@ -100,8 +116,13 @@ BOUNDS: tuple[tuple[str, Bound], ...] = (
     ("train.eval_samples", _ONE_OR_MORE),
     ("train.eval_anchors", _ONE_OR_MORE),
     ("train.keep_checkpoints", _ONE_OR_MORE),
+    ("train.keep_every", _ONE_OR_MORE),
     ("train.cache_bytes", _ONE_OR_MORE),
     ("train.shard_window", _ONE_OR_MORE),
+    ("train.queue_bytes", _ONE_OR_MORE),
+    ("train.sync_every", _ONE_OR_MORE),
+    ("train.outer_learning_rate", _POSITIVE),
+    ("train.outer_momentum", Bound(0, 1, high_open=True)),
     ("train.max_bad_steps", _ONE_OR_MORE),
     ("train.seed", _SEED),
     ("train.threads", _ONE_OR_MORE),
@@ -132,6 +153,10 @@ def check_recipe(recipe: Recipe) -> None:
             *_sources(recipe),
             *drafter_input_problems(recipe.drafter),
             *extract_problems(recipe),
+            *objective_problems(recipe),
+            *online_problems(recipe),
+            *tracker_problems(recipe.train),
+            *secret_problems(recipe),
         ]
     )
 
@@ -194,8 +219,12 @@ def notes(recipe: Recipe) -> list[str]:
             f"train.gamma: {gamma:g} hardly tells the slots of a block of {block} apart; about "
             f"half the block size is usual ({block / 2:g})."
         )
+    if recipe.train.schedule == "constant" and recipe.train.min_learning_rate_ratio:
+        found.append("train.min_learning_rate_ratio has no effect with schedule constant.")
     if recipe.regenerate.temperature == 0 and recipe.regenerate.top_p < 1:
         found.append("regenerate.top_p has no effect at temperature 0.")
+    found += objective_notes(recipe)
+    found += online_notes(recipe)
     return found
 
 
@@ -282,6 +311,13 @@ def _lengths(recipe: Recipe) -> Iterator[str]:
 
 def _schedule(recipe: Recipe) -> Iterator[str]:
     train, bounds = recipe.train, dict(BOUNDS)
+    if train.warmup_steps is not None:
+        if train.warmup_ratio != TrainRecipe().warmup_ratio:
+            yield (
+                f"train.warmup_steps: {train.warmup_steps}, and train.warmup_ratio "
+                f"{train.warmup_ratio} says the same in other words. Leave out one of them."
+            )
+        return  # Whether they fit into the run, only the number of samples tells.
     for key in ("warmup_ratio", "decay_ratio"):
         if not bounds[f"train.{key}"].holds(getattr(train, key)):
             return  # Said already, and their sum says nothing more.

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from paceline.durable.store_words import OBJECT_SCHEMES, names_secret
+from paceline.durable.store_words import OBJECT_SCHEMES
+from paceline.masking import names_secret
 from paceline.recipe.schema import ExtractRecipe, Recipe
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)

@@ -47,7 +47,9 @@ def digest_file(path: Path, *, around: Around = nullcontext) -> str:
 
 
 def _in_words(key: str) -> str:
-    """A checksum's name alone does not say that it is somebody's file that was edited."""
+    """Names that say nothing of the key, or of the file, that somebody has changed, say it too."""
+    if key == "extract.samples":
+        return f"{key} (train.online decides)"
     is_file = re.fullmatch(r"(sources|vocab_text)\.\d+\.content|warm_start\.\w+", key)
     return f"{key} (the data file itself has changed)" if is_file else key
 

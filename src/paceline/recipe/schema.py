@@ -6,6 +6,8 @@ Each field's doc stands under it; `paceline init` writes them into the YAML it m
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from paceline.recipe.objective_terms import ObjectiveTerm
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRecipe:
@@ -183,26 +185,44 @@ class TrainRecipe:
     """Anchors per sample and epoch, drawn without replacement."""
     gamma: float = 7.0
     """Slot k weighs exp(-(k - 1) / gamma): 7 for blocks of 16, 5 for 10, 4 for 8, 2 for 4."""
+    objective: tuple[ObjectiveTerm, ...] = ()
+    """Terms of the loss, added up; none is cross-entropy with the weights of `gamma`."""
     batch_samples: int = 8
     """Samples of one optimizer step."""
     micro_batch_tokens: int = 8192
     """Tokens (context and slots) of one forward; a step accumulates as many as it needs."""
+    noise: Literal["none", "uniform", "normal"] = "none"
+    """Noise on the features in training: within plus and minus a level, or of that standard
+    deviation. Evaluations and decoding have none."""
+    noise_start: float = 0.05
+    """Its level at the start of the run; from there to `noise_end` along a cosine."""
+    noise_end: float = 0.01
+    """Its level at the end of the run."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` moves matrices by their orthogonalised momentum, and norms as `adamw` does."""
+    muon_learning_rate_ratio: float = 10.0
+    """Muon's rate as a multiple of `learning_rate`, which the norms have."""
+    muon_momentum: float = 0.95
+    """Muon."""
     learning_rate: float = 6e-4
     """Peak."""
-    schedule: Literal["cosine", "wsd"] = "cosine"
-    """How the rate falls after the warm-up: all along a cosine, or at the end (`decay_ratio`)."""
+    schedule: Literal["cosine", "wsd", "linear", "constant"] = "cosine"
+    """How the rate falls after the warm-up: all along a cosine or a line, at the end alone
+    (`wsd`, `decay_ratio`), or not at all."""
     decay_ratio: float = 0.2
     """Share of the run over which `wsd` falls, linearly; before, the rate stays at its peak."""
     min_learning_rate_ratio: float = 0.0
-    """The rate ends at this share of the peak."""
+    """The rate ends at this share of the peak; `constant` ends at the peak."""
     warmup_ratio: float = 0.04
     """Share of the steps over which the rate rises."""
+    warmup_steps: int | None = None
+    """Optimizer steps over which the rate rises, instead of `warmup_ratio`."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW."""
     eps: float = 1e-8
     """AdamW."""
     weight_decay: float = 0.0
-    """AdamW, on matrices only."""
+    """On matrices only, times their rate."""
     grad_clip: float = 1.0
     """Largest gradient norm."""
     loss_chunk: int = 1 << 24
@@ -218,6 +238,8 @@ class TrainRecipe:
     """Anchors per validation sample."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept beside the best."""
+    keep_every: int | None = None
+    """Keep the checkpoint of every so many evaluations for good, too."""
     cache_bytes: int | None = None
     """Local copies of an object store's shards; null allows half of what is free."""
     shard_window: int | None = None
@@ -226,11 +248,39 @@ class TrainRecipe:
     max_bad_steps: int = 10
     """Non-finite steps in a row that stop the run."""
     seed: int = 0
-    """Seeds order, anchors and initial noise."""
+    """Seeds order, anchors, initial weights and feature noise."""
     device: str = "cpu"
     """`cpu` or `cuda:0`."""
     threads: int = 2
-    """CPU threads of the training process."""
+    """CPU threads of each training process."""
+    online: bool = False
+    """Capture the training samples while the drafter trains, on `target_devices`, instead of
+    reading them from the store: `extract` then keeps the validation samples alone."""
+    target_devices: tuple[str, ...] = ()
+    """Online: devices of the target's workers, a process each, such as `cuda:0`, or `cpu:0`."""
+    drafter_devices: tuple[str, ...] = ()
+    """Devices of drafters that train side by side, a process each, and are kept one model by
+    `sync`; empty trains one drafter on `device`, in this process."""
+    queue_bytes: int = 1 << 30
+    """Hidden states that may wait for the drafters."""
+    sync: Literal["average", "allreduce"] = "average"
+    """How several drafters stay one model: weights averaged now and then, each drafter taking
+    steps of `batch_samples` of its own; or gradients summed in every step, whose `batch_samples`
+    they share."""
+    sync_every: int = 50
+    """`average`: steps of each drafter between two averages; 1 during the warm-up."""
+    outer_learning_rate: float = 1.0
+    """`average`: how far the model goes towards the average; 1 is all the way."""
+    outer_momentum: float = 0.0
+    """`average`: Nesterov momentum of that way; 0 is the plain average."""
+    trackers: tuple[Literal["wandb", "trackio", "tensorboard", "mlflow"], ...] = ()
+    """Where the curves are shown as well: `wandb`, `trackio`, `tensorboard`, `mlflow`. Each needs
+    the extra of its name, such as `pip install 'paceline[wandb]'`; its failure is a warning."""
+    tracker_project: str = "paceline"
+    """Project (`mlflow`: experiment) that holds the runs."""
+    tracker_options: dict[str, str] = field(default_factory=dict)
+    """For `wandb`: entity, group, mode; `trackio`: group, space_id, server_url; `mlflow`:
+    tracking_uri. No credentials: those come from the environment (WANDB_API_KEY, and so on)."""
 
 
 @dataclass(frozen=True, kw_only=True)

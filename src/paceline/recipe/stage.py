@@ -135,11 +135,13 @@ class StageRecord:
         changeable: Sequence[str] = (),
         allowed: Sequence[str] = (),
         binds: bool = True,
+        begins_from: Record | None = None,
     ) -> None:
         """`changeable` keys are offered where they differ; `allowed` ones may differ.
 
         `binds` tells whether an unfinished stage holds the folder for its fields: not where
-        nothing of it stands yet that other fields could be mixed with.
+        nothing of it stands yet that other fields could be mixed with. `begins_from` is what the
+        stage takes over from another folder: its fields count as those made here.
         """
         self._folder = folder
         self._changeable, self._allowed = changeable, allowed
@@ -148,6 +150,9 @@ class StageRecord:
         self._stored = read_record(folder, name)
         if self._stored is not None and self._stored.outputs is None and not binds:
             self._stored = None
+        if begins_from is not None:
+            # Never the end of this stage; empty outputs have `begin` write a record.
+            self._stored = replace(begins_from, outputs={}, report={})
         self._claim: tuple[int, ...] | None = None
 
     @property

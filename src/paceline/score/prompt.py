@@ -1,5 +1,6 @@
 """One held-out prompt: decoded plainly and speculatively, compared, and walked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from paceline.drafter.checkpoint import load_drafter
 from paceline.drafter.dflash import DFlash
 from paceline.durable.errors import TargetError
 from paceline.recipe.schema import TargetRecipe
+from paceline.target.head import TargetHead
 from paceline.target.load import Target, load_target
 
 
@@ -159,26 +161,41 @@ class PromptScorer:
     def _walk(
         self, prompt: tuple[int, ...], plain: Answer, answer_length: int
     ) -> dict[str, tuple[int, ...]]:
-        ids = torch.tensor([*prompt, *plain.ids])
-        mask = torch.zeros(ids.numel(), dtype=torch.bool)
-        mask[len(prompt) :] = True
-        budgets = sorted({*self._job.budgets, *self._job.walk_budgets})
-        device = self._target.device
-        anchors = torch.arange(len(prompt), len(prompt) + max(answer_length - 1, 0))
-        depths = accepted_depths(
+        return walked_rounds(
             self._drafter,
             self._head,
             plain.features,
-            ids.to(device),
-            mask.to(device),
-            anchors.to(device),
-            budgets,
+            torch.tensor([*prompt, *plain.ids]),
+            prompt=len(prompt),
+            stop=answer_length,
+            end=len(plain.ids) if plain.finish == "stop" else None,
+            budgets=sorted({*self._job.budgets, *self._job.walk_budgets}),
         )
-        end = len(plain.ids) if plain.finish == "stop" else None
-        return {
-            name: walk_rounds(values, stop=answer_length, end=end)
-            for name, values in depths.items()
-        }
+
+
+def walked_rounds(
+    drafter: DFlash,
+    head: TargetHead,
+    taps: torch.Tensor,
+    input_ids: torch.Tensor,
+    *,
+    prompt: int,
+    stop: int,
+    end: int | None,
+    budgets: Sequence[int],
+) -> dict[str, tuple[int, ...]]:
+    """The rounds of decoding a greedy answer, by method, for the chain and each budget.
+
+    `input_ids` are `prompt` tokens and the answer, which goes a block beyond token `stop` unless it
+    ends before; `stop` and `end` as in `walk_rounds`, the rest as in `accepted_depths`.
+    """
+    mask = torch.arange(input_ids.numel()) >= prompt
+    anchors = torch.arange(prompt, prompt + max(stop - 1, 0))
+    device = drafter.fc.weight.device
+    depths = accepted_depths(
+        drafter, head, taps, input_ids.to(device), mask.to(device), anchors.to(device), budgets
+    )
+    return {name: walk_rounds(values, stop=stop, end=end) for name, values in depths.items()}
 
 
 def _first_difference(ids: tuple[int, ...], wanted: tuple[int, ...]) -> int | None:

@@ -53,7 +53,7 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
 
 def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     drafter, drafter_digest = _best_drafter(run_dir)
-    prompts = _choose_prompts(recipe, run_dir)
+    prompts = choose_prompts(recipe, run_dir)
     undone = _not_scored(recipe, run_dir, prompts)
     fields = _fields(recipe, drafter_digest, prompts)
     # A training that went on, or lost its best checkpoint, has another drafter to measure.
@@ -213,7 +213,11 @@ def _not_scored(recipe: Recipe, run_dir: RunDir, prompts: Sequence[Prompt]) -> t
     )
 
 
-def _choose_prompts(recipe: Recipe, run_dir: RunDir) -> list[Prompt]:
+def choose_prompts(recipe: Recipe, run_dir: RunDir) -> list[Prompt]:
+    """The held-out prompts that `score` asks for, or the validation samples' where none are.
+
+    Raises DataError where there is none that the target has room for.
+    """
     by_split: dict[Split, dict[str, list[Sample]]] = {split: {} for split in Split}
     for sample in read_samples(run_dir.samples(recipe)):
         if sample.split is not Split.TRAIN:

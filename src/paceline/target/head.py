@@ -21,11 +21,14 @@ class TargetHead:
     embedding: torch.Tensor
     """[V, H], V the padded vocabulary."""
     lm_head: torch.Tensor
-    """[V, H]; the embedding itself where the two are tied."""
+    """[V, H]; the embedding itself where the two are tied. Of a drafter that proposes K tokens,
+    their rows [K, H]."""
     norm_weight: torch.Tensor
     """[H]."""
     norm_kind: NormKind
     eps: float
+    whole: torch.Tensor | None = None
+    """[V, H]: all of lm_head where its rows were chosen and a loss needs the others; else None."""
 
     @classmethod
     def load(cls, path: Path, *, dtype: torch.dtype, device: str | torch.device) -> Self:

@@ -7,6 +7,7 @@ import torch
 
 from paceline.drafter.attention import Document
 from paceline.objective.blocks import block_targets, sample_anchors
+from paceline.train.noise import FeatureNoise
 from paceline.types.batch import Features
 
 
@@ -18,6 +19,8 @@ class Anchored:
     """Of one sample."""
     anchors: torch.Tensor
     """int64 [A], rising."""
+    epoch: int = 0
+    """Keys what else is drawn for the sample."""
 
     @property
     def num_tokens(self) -> int:
@@ -42,6 +45,10 @@ class BlockBatch:
     valid: torch.Tensor
     """bool [A, B - 1]."""
     documents: tuple[Document, ...]
+    last: torch.Tensor | None = None
+    """[T', H]: the target's last hidden states from each document's first anchor on."""
+    teacher_rows: torch.Tensor | None = None
+    """int64 [A, B - 1]: the row of `last` that predicts the slot's token, at anchor + k - 1."""
 
 
 def anchor_sample(features: Features, *, count: int, seed: int, epoch: int) -> Anchored:
@@ -50,7 +57,7 @@ def anchor_sample(features: Features, *, count: int, seed: int, epoch: int) -> A
     anchors = sample_anchors(
         tokens.loss_mask, count, seed=seed, epoch=epoch, sample_id=tokens.sample_ids[0]
     )
-    return Anchored(features=features, anchors=anchors)
+    return Anchored(features=features, anchors=anchors, epoch=epoch)
 
 
 def micro_batches(
@@ -81,8 +88,13 @@ def pack(
     mask_token_id: int,
     dtype: torch.dtype,
     device: torch.device,
+    noise: FeatureNoise | None = None,
+    teacher: bool = False,
 ) -> BlockBatch:
-    """Concatenate samples and their blocks; nothing is padded."""
+    """Concatenate samples and their blocks; nothing is padded. `noise` goes on the taps alone.
+
+    `teacher` packs what the target's own distribution is made of.
+    """
     taps, positions, anchors, ids, labels, valid, documents = [], [], [], [], [], [], []
     row = block = 0
     for sample in samples:
@@ -108,12 +120,40 @@ def pack(
         )
         row += length
         block += sample.anchors.numel()
+    all_taps = torch.cat(taps).to(device=device, dtype=dtype)
+    if noise is not None:
+        for sample, document in zip(samples, documents, strict=True):
+            sample_id = sample.features.tokens.sample_ids[0]
+            noise.add_to(all_taps[document.rows], epoch=sample.epoch, sample_id=sample_id)
     return BlockBatch(
-        taps=torch.cat(taps).to(device=device, dtype=dtype),
+        taps=all_taps,
         positions=torch.cat(positions).to(device),
         anchors=torch.cat(anchors).to(device),
         block_ids=torch.cat(ids).to(device),
         labels=torch.cat(labels).to(device),
         valid=torch.cat(valid).to(device),
         documents=tuple(documents),
+        **(_teacher(samples, block_size, dtype, device) if teacher else {}),
     )
+
+
+def _teacher(
+    samples: Sequence[Anchored], block_size: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.Tensor]:
+    last, rows = [], []
+    row = 0
+    for sample in samples:
+        features = sample.features
+        if features.last is None:
+            raise ValueError(f"sample {features.tokens.sample_ids[0]} is stored without `last`")
+        first, slots = int(sample.anchors[0]), torch.arange(block_size - 1)
+        own = features.last[first : int(sample.anchors[-1]) + block_size - 1]
+        # A slot behind the document's end reads some row, and is not valid.
+        places = (sample.anchors[:, None] - first + slots).clamp_max(own.shape[0] - 1)
+        last.append(own)
+        rows.append(places + row)
+        row += own.shape[0]
+    return {
+        "last": torch.cat(last).to(device=device, dtype=dtype),
+        "teacher_rows": torch.cat(rows).to(device),
+    }

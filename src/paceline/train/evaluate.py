@@ -1,6 +1,6 @@
 """Simulated τ on validation samples: no generation, the same anchors at every evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from paceline.decode.simulate import accepted_depths
 from paceline.drafter.dflash import DFlash
@@ -11,23 +11,32 @@ from paceline.target.head import TargetHead
 BUDGETS = (16, 64)
 
 
-def simulated_tau(
-    drafter: DFlash,
-    head: TargetHead,
-    reader: FeatureReader,
-    indices: Sequence[int],
-    *,
-    anchors: int,
-    seed: int,
-) -> dict[str, float]:
+Depths = dict[str, list[int]]
+"""Accepted depth at each anchor, by method."""
+
+
+def simulated_tau(depths: Depths) -> dict[str, float]:
     """Mean tokens per verification at uniformly drawn anchors, by method.
 
     Uniform anchors over-estimate a little: decoding visits an anchor after a rejection. The
     score's numbers come from decoding.
     """
+    return {method: 1.0 + sum(found) / len(found) for method, found in depths.items()}
+
+
+def depths_at_anchors(
+    drafter: DFlash,
+    head: TargetHead,
+    reader: FeatureReader,
+    indices: Iterable[int],
+    *,
+    anchors: int,
+    seed: int,
+) -> Depths:
+    """What a verification would accept at the same anchors of these samples as ever."""
     was_training = drafter.training
     drafter.eval()
-    depths: dict[str, list[int]] = {}
+    depths: Depths = {}
     for index in indices:
         features = reader.read(index)
         tokens = features.tokens
@@ -49,4 +58,4 @@ def simulated_tau(
         for method, values in found.items():
             depths.setdefault(method, []).extend(values)
     drafter.train(was_training)
-    return {m: 1.0 + sum(v) / len(v) for m, v in depths.items()}
+    return depths

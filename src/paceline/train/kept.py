@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from paceline.durable.errors import DataError
-from paceline.recipe.checkpoints import list_checkpoints, rank
+from paceline.recipe.checkpoints import EVALUATION, list_checkpoints, rank, read_evaluation
 from paceline.train.checkpoint import damage, intact_checkpoints, read_state
 
 _LOG = logging.getLogger(__name__)
@@ -20,15 +20,27 @@ class KeptCheckpoints:
     """
 
     def __init__(
-        self, root: Path, keep: int, *, fingerprints: Collection[str], verified: Path | None
+        self,
+        root: Path,
+        keep: int,
+        *,
+        every: int | None = None,
+        fingerprints: Collection[str],
+        verified: Path | None,
     ) -> None:
         """Verifies all but the `verified` one; `keep` of the newest stay beside the best.
 
-        A checkpoint of another training, by its fingerprint, is neither counted nor removed.
+        So does that of every `every`-th evaluation. A checkpoint of another training, by its
+        fingerprint, is neither counted nor removed.
         """
-        self._keep = keep
+        self._keep, self._every = keep, every
         states = {f: read_state(f) for f in intact_checkpoints(root, verified=verified)}
         self._taus = {f: s.tau for f, s in states.items() if s.fingerprint in fingerprints}
+        for folder in filter(_is_unclear, self._taus):
+            _LOG.warning(
+                "%s: not the evaluation that was written; the checkpoint counts as not evaluated",
+                folder / EVALUATION,
+            )
 
     def add(self, folder: Path, tau: dict[str, float]) -> None:
         """Take in one that was just written, as the newest, and remove what need not stay."""
@@ -36,9 +48,22 @@ class KeptCheckpoints:
         self._taus[folder] = tau
         best = max(self._taus, key=lambda f: rank(f, self._taus[f]))
         for other in list(self._taus)[: -self._keep]:
-            if other != best:
+            if other != best and not self._is_for_good(other):
                 del self._taus[other]
                 _remove(other)
+
+    def _is_for_good(self, folder: Path) -> bool:
+        if self._every is None:
+            return False
+        evaluation = read_evaluation(folder)
+        if evaluation is None:
+            return _is_unclear(folder)
+        return evaluation.number % self._every == 0
+
+
+def _is_unclear(folder: Path) -> bool:
+    """Whether an evaluation stands there and cannot be told."""
+    return (folder / EVALUATION).exists() and read_evaluation(folder) is None
 
 
 def best_checkpoint(root: Path, fingerprints: Collection[str]) -> Path:

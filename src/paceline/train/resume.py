@@ -2,14 +2,16 @@
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
-from paceline.drafter.checkpoint import SUMS
+from paceline.drafter.checkpoint import read_sums
 from paceline.durable.errors import RecipeChanged, ShardDamaged, UserError
 from paceline.durable.fs import REAL_FS, write_atomic
-from paceline.recipe.checkpoints import checkpoints, step_of
+from paceline.recipe.checkpoints import EVALUATION, SUMS, checkpoints, read_evaluation, step_of
+from paceline.recipe.fingerprint import ABSENT, Fields, difference, fingerprint
+from paceline.recipe.stage import Record, read_record
 from paceline.train.checkpoint import (
-    FILES,
     read_state,
     step_folder,
     verify_checkpoint,
@@ -45,13 +47,40 @@ def chosen_checkpoint(root: Path, asked: str) -> Path:
     return folder
 
 
-def refuse_foreign(folder: Path, fingerprints: Collection[str]) -> None:
-    """Raise RecipeChanged where a verified checkpoint carries none of these fingerprints."""
-    if read_state(folder).fingerprint not in fingerprints:
-        raise RecipeChanged(
-            f"{folder}: a checkpoint of another training: of another recipe, or of other features. "
-            "Use a new run directory (`--run DIR`), or remove the checkpoints to train anew."
-        )
+def refuse_foreign(folder: Path, fingerprints: Collection[str], fields: Fields) -> None:
+    """Raise RecipeChanged where a verified checkpoint carries none of these fingerprints.
+
+    `fields` are those of the training that is asked for.
+    """
+    if read_state(folder).fingerprint in fingerprints:
+        return
+    made = training_of(folder)
+    rows = difference(made.fields, fields) if made else []
+    diff = "".join(f"\n  {row}" for row in rows)
+    raise RecipeChanged(
+        f"{folder}: a checkpoint of another training: of another recipe, or of other features"
+        f"{f' (made -> asked):{diff}' if diff else '.'}\n"
+        "Use a new run directory (`--run DIR`), or remove the checkpoints to train anew."
+    )
+
+
+def training_of(folder: Path) -> Record | None:
+    """The record of the training that wrote a verified checkpoint, as it stood then.
+
+    None where it does not lie beside the checkpoint. Raises IntegrityError where it is damaged.
+    """
+    record, wanted = read_record(folder.parent, "train"), read_state(folder).fingerprint
+    if record is None:
+        return None
+    fields, overrides = dict(record.fields), list(record.overrides)
+    while fingerprint(fields) != wanted:
+        if not overrides:
+            return None
+        last = overrides.pop()
+        fields.pop(last.key, None)
+        if last.made != ABSENT:
+            fields[last.key] = last.made
+    return replace(record, fingerprint=wanted, fields=fields, overrides=tuple(overrides))
 
 
 def make_newest(root: Path, folder: Path) -> Path:
@@ -69,7 +98,8 @@ def make_newest(root: Path, folder: Path) -> Path:
             _LOG.warning("%s is set aside as %s: remove it when you like", other.name, aside.name)
     if not is_here:
         partial = place.with_name(f"{place.name}.partial")
-        for name in (*FILES, SUMS):
+        evaluation = (EVALUATION,) if read_evaluation(folder) else ()
+        for name in (*read_sums(folder), SUMS, *evaluation):
             write_atomic(partial / name, (folder / name).read_bytes())
         verify_checkpoint(partial)
         partial.replace(place)

@@ -2,19 +2,22 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.durable.errors import ChannelClosed, ChannelFailed
 from paceline.features.order import order, windowed_order
 from paceline.features.reader import FeatureReader
 from paceline.flow.channel import Channel, Lease
 from paceline.flow.signals import Stop
-from paceline.types.batch import Features
+from paceline.train.agenda import Agenda
+from paceline.train.fed import Fed
 from paceline.watch.words import short_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -26,6 +29,9 @@ _GRACE = 3.0
 
 _GLANCE = 0.2
 """Seconds between two looks for a signal."""
+
+_EPOCHS = 2
+"""Permutations that are kept at a time."""
 
 _LAST_WAIT = 2.0
 """Seconds that the end waits for the thread that reads: a disk may not answer at all."""
@@ -77,32 +83,45 @@ def training_samples_per_shard(
     return tuple(np.bincount(shards, minlength=len(ends)).tolist())
 
 
-def schedule(
-    indices: tuple[int, ...],
-    digest: str,
-    *,
-    seed: int,
-    first: int,
-    end: int,
-    shards: Sequence[int] = (),
-    window: int | None = None,
-) -> Iterator[int]:
-    """Store indices at positions first..end-1 of the order over all epochs.
+class SampleOrder:
+    """Which sample is at a position of the order over all epochs.
 
-    Each epoch is a permutation of `indices` that depends on seed, epoch and the store's content,
-    so a position is all that a resume has to know. With a window it goes through so many shards
-    at a time; `shards` says how many of the indices, which then rise, each shard holds.
+    Each epoch is a permutation of `indices` that depends on seed, epoch and the data's content, so
+    a position is all that a resume has to know. With a window it goes through so many shards at a
+    time; `shards` says how many of the indices, which then rise, each shard holds.
     """
-    current, permutation = -1, None
-    for position in range(first, end):
-        epoch = epoch_of(position, len(indices))
-        if epoch != current or permutation is None:
-            current = epoch
-            if window is None:
-                permutation = order(seed, epoch, digest, len(indices))
-            else:
-                permutation = windowed_order(seed, epoch, digest, shards, window)
-        yield indices[int(permutation[position % len(indices)])]
+
+    def __init__(
+        self,
+        indices: Sequence[int],
+        digest: str,
+        *,
+        seed: int,
+        shards: Sequence[int] = (),
+        window: int | None = None,
+    ) -> None:
+        self.indices = indices
+        self._digest, self._seed = digest, seed
+        self._shards, self._window = shards, window
+        # What is handed out again may be of the epoch before.
+        self._epochs: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, position: int) -> int:
+        """For several threads."""
+        epoch = epoch_of(position, len(self.indices))
+        with self._lock:
+            if epoch not in self._epochs:
+                self._epochs[epoch] = self._permutation(epoch)
+                if len(self._epochs) > _EPOCHS:
+                    self._epochs.popitem(last=False)
+            place = self._epochs[epoch][position % len(self.indices)]
+        return self.indices[int(place)]
+
+    def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
+        if self._window is None:
+            return order(self._seed, epoch, self._digest, len(self.indices))
+        return windowed_order(self._seed, epoch, self._digest, self._shards, self._window)
 
 
 def cache_warnings(reader: FeatureReader, window: int | None) -> Iterator[str]:
@@ -129,19 +148,24 @@ def cache_warnings(reader: FeatureReader, window: int | None) -> Iterator[str]:
 
 @contextmanager
 def stored_features(
-    stored: StoredFeatures, positions: Iterator[int]
-) -> Iterator[Channel[Features]]:
-    """A channel that a thread fills with the samples at `positions`, ahead of its reader."""
-    channel: Channel[Features] = Channel(_QUEUE_BYTES)
-    over = threading.Event()
+    stored: StoredFeatures,
+    agenda: Agenda,
+    index_of: Callable[[int], int],
+    queue_bytes: int = _QUEUE_BYTES,
+) -> Iterator[Channel[Fed]]:
+    """A channel that a thread fills with the samples of `agenda`, ahead of its readers.
+
+    `index_of` says which of the store's samples is at a position.
+    """
+    channel: Channel[Fed] = Channel(queue_bytes)
 
     def feed() -> None:
         try:
-            reader = stored.open(over.is_set)
-            for index in positions:
-                features = reader.read(index)
-                channel.put(features, features.tokens.sample_ids, features.num_bytes)
-            channel.close()
+            reader = stored.open(lambda: agenda.is_closed)
+            while (position := agenda.take()) is not None:
+                features = reader.read(index_of(position))
+                item = Fed(position, features)
+                channel.put(item, features.tokens.sample_ids, features.num_bytes)
         except (ChannelClosed, ChannelFailed):
             return  # The reader has left; it knows why.
         except BaseException as error:  # noqa: BLE001 - whatever it is, the reader must hear of it
@@ -155,7 +179,7 @@ def stored_features(
         channel.fail(error)
         raise
     finally:
-        over.set()
+        agenda.close()
         channel.fail(ChannelClosed("the trainer has left"))
         thread.join(_LAST_WAIT)
         if thread.is_alive():
@@ -167,12 +191,46 @@ def is_over(stop: Stop) -> bool:
     return stop.seconds >= _GRACE
 
 
-def next_lease(channel: Channel[Features], stop: Stop) -> Lease[Features] | None:
-    """As `channel.lease`. Raises Interrupted where a signal has come and the sample does not."""
-    while True:
-        wait = _GRACE - stop.seconds if stop.asked else _GLANCE
-        try:
-            return channel.lease(timeout=max(0.0, wait))
-        except TimeoutError:
-            if is_over(stop):
-                raise stop.interrupted("the features did not come") from None
+class Feed:
+    """The trainer's end of a channel of features, for one drafter or several."""
+
+    def __init__(self, channel: Channel[Fed], agenda: Agenda, stop: Stop) -> None:
+        self.channel, self.agenda, self.stop = channel, agenda, stop
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def lease(self, consumer: str = "") -> Lease[Fed] | None:
+        """The next sample; None where nothing more comes.
+
+        Raises Interrupted where a signal has come and the sample does not, and as `Channel.lease`.
+        """
+        while True:
+            wait = _GRACE - self.stop.seconds if self.stop.asked else _GLANCE
+            try:
+                lease = self.channel.lease(consumer, timeout=max(0.0, wait))
+            except TimeoutError:
+                if is_over(self.stop):
+                    raise self.stop.interrupted("the features did not come") from None
+                with self._lock:
+                    held = self._held
+                if self.agenda.is_exhausted(held):
+                    return None
+                continue
+            if lease is not None:
+                with self._lock:
+                    self._held += 1
+            return lease
+
+    def consume(self, ids: Iterable[str], positions: Collection[int], consumer: str = "") -> None:
+        """These samples count."""
+        self.channel.commit(ids, consumer)
+        self.agenda.consume(positions)
+        with self._lock:
+            self._held -= len(positions)
+
+    def lose(self, positions: Collection[int], consumer: str = "") -> None:
+        """All that `consumer` has leased and not consumed is handed out again."""
+        self.channel.abandon(consumer)
+        with self._lock:
+            self._held -= len(positions)
+        self.agenda.again(positions)

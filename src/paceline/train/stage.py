@@ -20,33 +20,30 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.stage import Report, StageRecord
 from paceline.recipe.training import CHANGEABLE, require_changeable, training_fields
 from paceline.recipe.write import adopt_recipe
-from paceline.target.head import TargetHead
 from paceline.target.spec import TargetSpec, read_spec
+from paceline.trackers.fan_out import Trackers, trackers_of
 from paceline.train.checkpoint import (
     TrainState,
     damage,
     newest_checkpoint,
     read_state,
     remove_leftovers,
-    restore_optimizer,
-    restore_random,
 )
-from paceline.train.compute import compute_dtype
+from paceline.train.data import TrainData, open_data, stored_of
+from paceline.train.fork import open_fork
 from paceline.train.kept import KeptCheckpoints, best_checkpoint
-from paceline.train.loop import TrainData, Trainer
+from paceline.train.loop import Trainer
+from paceline.train.memory import LOADING, Meter, Use, numbers_of
+from paceline.train.opening import Sides, open_crew, open_feed, sides_of
 from paceline.train.report import choice, nothing_learned, worse
 from paceline.train.resume import chosen_checkpoint, make_newest, refuse_foreign
 from paceline.train.rng import seeded
+from paceline.train.schedule import warmup_share
 from paceline.train.software import software, tell_drift
-from paceline.train.source import (
-    StoredFeatures,
-    cache_warnings,
-    planned_samples,
-    training_samples_per_shard,
-)
+from paceline.train.source import cache_warnings, planned_samples
 from paceline.train.start import Remarks, first_drafter, remarks_on
+from paceline.train.team_files import complete_what_was_left
 from paceline.train.vocabulary import VocabularyCounts
-from paceline.types.sample import Split, read_samples
 from paceline.watch.events import EventWriter, by_reason
 from paceline.watch.progress import seconds_text
 
@@ -60,6 +57,7 @@ def run(
     run_dir: RunDir,
     *,
     resume_from: str | None = None,
+    fork_from: str | None = None,
     allow_change: Sequence[str] = (),
 ) -> Report:
     """Train to the end, or go on from the newest checkpoint whose checksums hold.
@@ -69,23 +67,29 @@ def run(
         run_dir: where.
         resume_from: go on from this checkpoint instead, a path or a name such as `step_000010`,
             even where the training has ended; newer ones are set aside.
+        fork_from: begin with this checkpoint of another run, a path; where this run has begun with
+            it, go on.
         allow_change: keys such as `train.epochs` that may differ from what the checkpoints were
             made with; what differs is recorded.
 
     Raises:
         RecipeChanged: the checkpoints of another recipe stand in the run directory, or the one
-            asked for is of another training.
+            asked for is of another training; the one to fork from, of one too different.
         RecipeError: a key that cannot change in the middle of a training, or `train.epochs` that
             are over.
-        UserError: there is no such checkpoint.
+        UserError: there is no such checkpoint, the newest is of a newer version, or there are
+            checkpoints where a fork would begin.
         ShardDamaged: a file of the checkpoint asked for is not as it was written.
         DataError: there is nothing to train on, or was not a token to learn from.
 
     """
     require_changeable(allow_change)
-    with EventWriter(run_dir.events, "train") as events:
+    with (
+        trackers_of(recipe, run_dir) as trackers,
+        EventWriter(run_dir.events, "train", listener=trackers.hear) as events,
+    ):
         try:
-            return _run(recipe, run_dir, events, resume_from, allow_change)
+            return _run(recipe, run_dir, events, trackers, resume_from, fork_from, allow_change)
         except Interrupted as stopped:
             if resume_from is None:
                 raise
@@ -97,10 +101,12 @@ def _run(
     recipe: Recipe,
     run_dir: RunDir,
     events: EventWriter,
+    trackers: Trackers,
     resume_from: str | None,
+    fork_from: str | None,
     allow_change: Sequence[str],
 ) -> Report:
-    reader = _stored(recipe, run_dir).open()
+    reader = stored_of(recipe, run_dir).open()
     spec = read_spec(Path(recipe.target.path))
     if reader.manifest.target_identity != spec.identity:
         raise RecipeChanged(
@@ -108,41 +114,57 @@ def _run(
             f"{reader.manifest.target_identity}) than {recipe.target.path} ({spec.identity}). Put "
             "that target back, or use a new run directory (`--run DIR`)."
         )
+    fields = _fields(recipe, reader, spec)
+    fork = open_fork(run_dir.checkpoints, fork_from, fields) if fork_from is not None else None
     record = StageRecord(
         run_dir.checkpoints,
         "train",
-        _fields(recipe, reader, spec),
+        fields,
         changeable=CHANGEABLE,
-        allowed=allow_change,
+        allowed=CHANGEABLE if fork else allow_change,
         binds=bool(checkpoints(run_dir.checkpoints)),
+        begins_from=fork.made if fork else None,
     )
     if record.is_done() and resume_from is None:
         best = run_dir.checkpoints / record.report["best"]
         line = choice(best, record.report["simulated_tau"])
         return Report(stage="train", skipped=True, numbers=record.report, lines=(line,))
     passed_over: Sequence[str] = ()
-    if resume_from is not None:
+    if fork is not None:
+        start = fork.folder
+    elif resume_from is not None:
         start = chosen_checkpoint(run_dir.checkpoints, resume_from)
     else:
+        for made in complete_what_was_left(run_dir.checkpoints):
+            _LOG.info("%s: averaged now; the last run ended in the middle of it", made)
         start, passed_over = newest_checkpoint(run_dir.checkpoints)
     if start is not None:
-        refuse_foreign(start, record.fingerprints)
-    data, used = _data(recipe, run_dir, reader)
+        refuse_foreign(start, record.fingerprints, fields)
+    data, used = open_data(recipe, run_dir, reader, spec)
     step = 0
     if start is not None:
         state = read_state(start)
         step = state.step
-        _refuse_end(recipe, len(data.train), state.samples, record)
-    _tell_overrides(record, step, events)
+        _refuse_end(recipe, data.num_train, state.samples, record, is_fork=fork is not None)
+    # Raises where the warm-up is longer than the run.
+    warmup_share(recipe.train, planned_samples(recipe.train.epochs, data.num_train))
+    _tell_overrides(record, step, events, "--fork-from" if fork else "--allow-change")
+    measures_alike = not any(c.key.startswith("train.eval_") for c in record.changes())
     _tell_lost_best(run_dir.checkpoints, record.report.get("best"))
     adopt_recipe(recipe, run_dir)
     record.begin(step=step)
     remove_leftovers(run_dir.checkpoints)
-    if start is not None and resume_from is not None:
+    if fork is not None:
+        start = fork.begin(run_dir.checkpoints, record.fingerprint, keep_tau=measures_alike)
+        _LOG.info("%s, at step %d", fork.parent.words(), fork.parent.step)
+        events.emit("fork", **asdict(fork.parent))
+    elif start is not None and resume_from is not None:
         start = make_newest(run_dir.checkpoints, start)
     redone = _tell_passed_over(run_dir.checkpoints, passed_over, events)
     with seeded(recipe.train.seed, torch.device(recipe.train.device)):
-        return _train(recipe, run_dir, reader, spec, record, events, start, redone, data, used)
+        return _train(
+            recipe, run_dir, reader, spec, record, events, trackers, start, redone, data, used
+        )
 
 
 def _train(
@@ -152,13 +174,14 @@ def _train(
     spec: TargetSpec,
     record: StageRecord,
     events: EventWriter,
+    trackers: Trackers,
     start: Path | None,
     redone: Mapping[str, int],
     data: TrainData,
     used: Container[int],
 ) -> Report:
-    torch.set_num_threads(recipe.train.threads)
-    device = torch.device(recipe.train.device)
+    # Several drafters begin with what this process holds; each has a device of its own.
+    device = torch.device("cpu" if recipe.train.drafter_devices else recipe.train.device)
     counts = VocabularyCounts(
         recipe.drafter,
         spec,
@@ -171,74 +194,85 @@ def _train(
     if start is not None:
         # What it carried may be the fingerprint from before an override.
         state = replace(read_state(start), fingerprint=record.fingerprint)
-        drafter = load_drafter(start, device=str(device))
+        with Meter(device).phase(LOADING):
+            drafter = load_drafter(start, device=str(device))
         tell_drift(state.software)
     else:
-        drafter = first_drafter(recipe, spec, taps, counts, used=used).to(device)
+        drafter = first_drafter(recipe, spec, taps, counts, used=used)
+        with Meter(device).phase(LOADING):
+            drafter = drafter.to(device)
+    state = replace(state, tracker=trackers.claim(state.tracker))
     # Masters are fp32, whatever a drafter to start from was saved in.
     drafter.float()
     remarks = remarks_on(recipe, spec, taps, counts, drafter)
     cramped = cache_warnings(reader, recipe.train.shard_window)
     remarks = replace(remarks, warnings=(*remarks.warnings, *cramped))
+    if state.parent is not None:
+        remarks = replace(remarks, facts=(state.parent.words(), *remarks.facts))
     for warning in remarks.warnings:
         _LOG.warning("%s", warning)
-    head = drafter.narrowed(
-        TargetHead.load(Path(recipe.target.path), dtype=compute_dtype(recipe.train), device=device)
-    )
-    trainer = Trainer(
-        recipe.train,
-        data,
-        drafter,
-        head,
-        state,
-        checkpoints=run_dir.checkpoints,
-        events=events,
-        redone=redone,
-        claim=record.require_claim,
-    )
-    if start is not None:
-        restore_optimizer(start, trainer.optimizer)
-        restore_random(start, device)
-        _LOG.info("going on from %s (%d samples done)", start.name, state.samples)
     kept = KeptCheckpoints(
         run_dir.checkpoints,
         recipe.train.keep_checkpoints,
+        every=recipe.train.keep_every,
         fingerprints=record.fingerprints,
         verified=start,
     )
-    for folder in trainer.run():
-        kept.add(folder, trainer.state.tau)
-    report = _finish(run_dir, trainer.state, record, data, drafter, remarks)
+    sides = sides_of(recipe)
+    with open_crew(recipe, data, drafter, start, events) as crew:
+        trainer = Trainer(
+            recipe.train,
+            data,
+            crew,
+            state,
+            feed=lambda agenda: open_feed(
+                recipe, run_dir, data, reader.manifest, agenda, sides, events
+            ),
+            checkpoints=run_dir.checkpoints,
+            events=events,
+            redone=redone,
+            claim=record.require_claim,
+        )
+        if start is not None:
+            _LOG.info("going on from %s (%d samples done)", start.name, state.samples)
+        for folder in trainer.run():
+            kept.add(folder, trainer.state.tau)
+        sides.tokens = trainer.state.tokens - state.tokens
+        memory = crew.memory()
+    report = _finish(run_dir, trainer.state, record, data, drafter, remarks, sides, memory)
     events.emit("finished", trainer.counts(), step=trainer.state.step, report=report.numbers)
     return report
 
 
-def _refuse_end(recipe: Recipe, num_samples: int, done: int, record: StageRecord) -> None:
+def _refuse_end(
+    recipe: Recipe, num_samples: int, done: int, record: StageRecord, *, is_fork: bool
+) -> None:
     """Raise RecipeError where the epochs asked for are over already.
 
     There would be nothing to train, and no evaluation of an end that the rate never fell to. A
     training that has come to the end of its own epochs may still have to be recorded as finished.
     """
     total = planned_samples(recipe.train.epochs, num_samples)
+    flag = "--fork-from" if is_fork else "--resume-from"
     changed = [change.key for change in record.changes() if change.key != "train.epochs"]
     if done == total and changed:
         raise RecipeError(
             f"{', '.join(changed)}: the training is at its end, {done} samples: nothing is left "
-            "that the change could act on. Raise train.epochs as well, or --resume-from an earlier "
+            f"that the change could act on. Raise train.epochs as well, or {flag} an earlier "
             "checkpoint."
         )
-    if done > total or (done == total and record.changes()):
+    if done > total or (done == total and (record.changes() or is_fork)):
         raise RecipeError(
             f"train.epochs: {recipe.train.epochs:g} is over: {done} samples are done. Raise it, or "
-            "--resume-from an earlier checkpoint."
+            f"{flag} an earlier checkpoint."
         )
 
 
-def _tell_overrides(record: StageRecord, step: int, events: EventWriter) -> None:
+def _tell_overrides(record: StageRecord, step: int, events: EventWriter, flag: str) -> None:
     for change in record.changes(step):
         _LOG.warning(
-            "%s changes from %r to %r at step %d, by --allow-change",
-            change.key, change.made, change.asked, step,
+            "%s changes from %r to %r at step %d, by %s",
+            change.key, change.made, change.asked, step, flag,
         )  # fmt: skip
         events.emit("override", key=change.key, made=change.made, asked=change.asked, step=step)
         if change.key.startswith("train.eval_"):
@@ -274,6 +308,8 @@ def _finish(
     data: TrainData,
     drafter: DFlash,
     remarks: Remarks,
+    sides: Sides,
+    memory: Sequence[Use],
 ) -> Report:
     if not state.labels:
         raise DataError(nothing_learned(run_dir, state, drafter))
@@ -291,68 +327,31 @@ def _finish(
         "labels": state.labels,
         "seconds": round(state.seconds, 1),
         "parameters": sum(p.numel() for p in drafter.parameters()),
+        **({"parent": asdict(state.parent)} if state.parent else {}),
         **remarks.numbers,
+        **sides.numbers(),
+        **numbers_of(memory),
         "remarks": [*(f"warning: {sentence}" for sentence in warnings), *remarks.facts],
     }
     record.finish([best / WEIGHTS, best / CONFIG], numbers)
     size = numbers["parameters"] / 1e6
     lines = [
         (
-            f"{state.step} steps over {state.samples} samples ({len(data.train)} distinct) in "
+            f"{state.step} steps over {state.samples} samples ({data.num_train} distinct) in "
             f"{seconds_text(state.seconds)}; {size:.1f} M trainable parameters"
         ),
         choice(best, tau),
     ]
     if state.skipped_steps:
         lines.append(f"{state.skipped_steps} steps had no finite gradient and changed nothing")
+    if state.set_aside:
+        lines.append(f"{state.set_aside} samples could not be captured and were left out")
+    lines += [s for s in [sides.sentence()] if s]
+    lines += [use.sentence() for use in memory]
     lines += remarks.facts
     # Those of the start stand in the log.
     lines += [f"warning: {sentence}" for sentence in warnings[len(remarks.warnings) :]]
     return Report(stage="train", numbers=numbers, lines=tuple(lines))
-
-
-def _data(recipe: Recipe, run_dir: RunDir, reader: FeatureReader) -> tuple[TrainData, set[int]]:
-    splits: dict[str, Split] = {}
-    used: set[int] = set()
-    for sample in read_samples(run_dir.samples(recipe)):
-        splits[sample.sample_id] = sample.split
-        used.update(sample.input_ids)
-    by_split: dict[Split, list[int]] = {split: [] for split in Split}
-    for index, sample_id in enumerate(reader.sample_ids):
-        if sample_id not in splits:
-            raise DataError(
-                f"{run_dir.features}: sample {sample_id} is not in {run_dir.samples(recipe)}. The "
-                "features are those of another corpus: run `paceline extract` again."
-            )
-        by_split[splits[sample_id]].append(index)
-    if not by_split[Split.TRAIN]:
-        raise DataError(f"{run_dir.features}: no training samples. See the report of `prepare`.")
-    data = TrainData(
-        stored=_stored(recipe, run_dir),
-        digest=reader.digest,
-        train=tuple(by_split[Split.TRAIN]),
-        shards=training_samples_per_shard(by_split[Split.TRAIN], reader.samples_per_shard),
-        validation=tuple(
-            _spread(by_split[Split.VALIDATION], recipe.train.eval_samples, reader.sample_ids)
-        ),
-        tokens=reader.lengths,
-    )
-    return data, used
-
-
-def _stored(recipe: Recipe, run_dir: RunDir) -> StoredFeatures:
-    """The features of a run, wherever their shards are."""
-    return StoredFeatures(
-        root=run_dir.features,
-        options=recipe.extract.store_options,
-        cache=run_dir.shard_cache,
-        cache_bytes=recipe.train.cache_bytes,
-    )
-
-
-def _spread(indices: Sequence[int], count: int, ids: Sequence[str]) -> list[int]:
-    """`count` of the indices, chosen by id: the store's order is by length."""
-    return sorted(sorted(indices, key=lambda i: ids[i])[:count])
 
 
 def _fields(recipe: Recipe, reader: FeatureReader, spec: TargetSpec) -> Fields:

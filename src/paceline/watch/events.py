@@ -14,7 +14,8 @@ stage), `kind`, and `elapsed` (seconds since the stage began in this process). T
 - of `train`: `step` and `skipped_step` (not finite, nothing changed), both with the counts and
   with `step`, `loss`, `learning_rate`, `gradient_norm`; `evaluation` with `step` and
   `simulated_tau` by method; `checkpoint` with `step` and `folder`; `override` with `key`, `made`,
-  `asked` and `step`.
+  `asked` and `step`; `fork`, where it begins with another run's checkpoint, with `run`, `name`,
+  `step` and `fingerprint` of that.
 - of `extract`: `checking`, while the store is compared with the records, with `part`, `units`, and
   how many of them are proven by now as `units_done` and `units_skipped`; `recovery` with `ending`
   and `lines`, how the last run ended; `worker` with
@@ -33,13 +34,15 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
 import msgspec
+
+from paceline.masking import masked_texts
 
 SCHEMA_VERSION = 2
 
@@ -57,6 +60,7 @@ Kind = Literal[
     "evaluation",
     "checkpoint",
     "override",
+    "fork",
     "checking",
     "recovery",
     "worker",
@@ -119,10 +123,18 @@ class EventWriter:
 
     An error here never stops the work: what cannot be written is left out, and the next event is
     tried again. As a context manager it tells of the exception that ends the stage: `interrupted`
-    or `failed`, by the error's `exit_code`. Any thread may emit.
+    or `failed`, by the error's `exit_code`. Any thread may emit. Secrets in texts are masked.
     """
 
-    def __init__(self, folder: Path, role: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        role: str,
+        *,
+        listener: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        """`listener` gets each event's kind and fields, written or not; it raises nothing."""
+        self._listener = listener
         self.path = folder / f"{role}.jsonl"
         self._role = role
         self._host = socket.gethostname()
@@ -141,17 +153,23 @@ class EventWriter:
             "role": self._role,
             "kind": kind,
             "elapsed": round(time.monotonic() - self._start, 3),
-            **fields,
         }
         if counts is not None:
             self._counts = counts
-            event |= dataclasses.asdict(counts)
         try:
+            event |= masked_texts(fields)
+            if counts is not None:
+                event |= dataclasses.asdict(counts)
             line = msgspec.json.encode(event) + b"\n"
+        except (TypeError, ValueError, RecursionError):
+            return
+        try:
             with self._lock:
                 self._append(line)
-        except (OSError, TypeError, ValueError, RecursionError):
+        except OSError:
             self.close()
+        if self._listener is not None:
+            self._listener(kind, event)
 
     def _append(self, line: bytes) -> None:
         if self._file is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paceline.doctor.findings import Finder, Finding
 from paceline.doctor.world import World
+from paceline.recipe.online import is_on_cpu, training_devices
 from paceline.watch.words import counted
 
 _FIND = Finder("threads")
@@ -57,10 +58,10 @@ def _too_many(world: World, workers: int, asked: str) -> Iterator[Finding]:
 def _types(world: World) -> Iterator[Finding]:
     recipe = world.recipe
     slow: list[tuple[str, str]] = []
-    is_on_cpu = recipe.target.device == "cpu" and not recipe.target.devices
-    if is_on_cpu and recipe.target.dtype != "float32":
+    target_on_cpu = recipe.target.device == "cpu" and not recipe.target.devices
+    if target_on_cpu and recipe.target.dtype != "float32":
         slow.append(("target.dtype", recipe.target.dtype))
-    if recipe.train.compute == "bfloat16" and recipe.train.device == "cpu":
+    if recipe.train.compute == "bfloat16" and any(map(is_on_cpu, training_devices(recipe.train))):
         slow.append(("train.compute", "bfloat16"))
     flags = _cpu_flags(world.root)
     if flags is None or flags & _FAST:

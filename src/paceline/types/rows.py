@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from paceline.durable.checksum import Around, crc64, crc64_hex
 from paceline.durable.errors import DataError
-from paceline.extract.sample_ids import IdsBuilder, SampleIds
 from paceline.types.sample import Sample, Split
+from paceline.types.sample_ids import IdsBuilder, SampleIds
 
 _BLOCK = 1 << 20
 _HIGHEST = 2**31 - 1
@@ -23,7 +23,7 @@ _HIGHEST = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The N samples to extract, in the corpus's order; about 40 bytes each."""
+    """The N samples to capture, in the corpus's order; about 40 bytes each."""
 
     sample_ids: SampleIds
     """N ids."""
@@ -42,6 +42,9 @@ class Rows:
 
     without_loss: int
     """Samples left out because nothing in them is trained on."""
+
+    other: int
+    """Samples left out though they could be trained on: of another split than was asked for."""
 
     read: int
     """Lines of the file: samples of all kinds."""
@@ -67,7 +70,7 @@ class RowTokens(msgspec.Struct, gc=False):
 
 
 class _Row(RowTokens, gc=False):
-    """What decides whether and where a sample is extracted."""
+    """What decides whether and where a sample is captured."""
 
     split: Split
 
@@ -77,15 +80,18 @@ def index_rows(
     *,
     vocab_size: int | None,
     max_position: int | None,
+    only: Split | None = None,
     around: Around = nullcontext,
 ) -> Rows:
     """Read a corpus file once; keeps ids and counts, not tokens. `around` is entered for each read.
 
+    `only` is the split whose samples are kept; None keeps all but the held-out ones.
+
     Raises DataError, naming file and line, for a line that is no sample, a sample longer than
     `max_position` tokens or with an id outside of `vocab_size` (None: any), and for a sample that
-    comes twice; naming the file where nothing is left to extract.
+    comes twice, where it is kept; naming the file where none is kept.
     """
-    scan = _Scan(path, vocab_size or _HIGHEST, max_position or _HIGHEST)
+    scan = _Scan(path, vocab_size or _HIGHEST, max_position or _HIGHEST, only)
     checksum = size = 0
     rest = b""
     with around():
@@ -124,25 +130,27 @@ def _read(path: Path, positions: Sequence[int], kind: Any) -> Iterator[Any]:
             except (msgspec.MsgspecError, UnicodeError) as error:
                 raise DataError(
                     f"{path}, byte {position}: no sample begins here ({error}). The file changed "
-                    "during the extraction: run it again."
+                    "since it was first read: run this again."
                 ) from error
 
 
 class _Scan:
     """Takes in a file's lines, in order."""
 
-    def __init__(self, path: Path, vocab_size: int, max_position: int) -> None:
+    def __init__(self, path: Path, vocab_size: int, max_position: int, only: Split | None) -> None:
         self._path, self._vocab_size, self._max_position = path, vocab_size, max_position
+        self._only = only
         self._decoder = msgspec.json.Decoder(_Row)
         # Limits in the type are checked as the digits are read, which costs next to nothing.
         self._checked = msgspec.json.Decoder(_row_below(vocab_size))
         self._ids = IdsBuilder()
         self._lengths, self._loss_tokens = array("i"), array("i")
         self._positions = array("q")
-        self._heldout = self._without_loss = self._position = self._number = 0
+        self._heldout = self._without_loss = self._other = self._position = self._number = 0
 
     def add(self, lines: list[bytes]) -> None:
         decode, longest, heldout = self._checked.decode, self._max_position, Split.HELDOUT
+        only = self._only
         number, position = self._number, self._position
         ids, lengths, losses, positions = [], [], [], []
         # One row at a time: thousands of them at once would not stay in the processor's cache.
@@ -160,6 +168,9 @@ class _Scan:
                 loss_tokens += end - begin
             if loss_tokens == 0:
                 self._without_loss += 1
+                continue
+            if only is not None and row.split is not only:
+                self._other += 1
                 continue
             length = len(row.input_ids)
             if length > longest:
@@ -179,12 +190,7 @@ class _Scan:
 
     def rows(self, digest: str) -> Rows:
         if not self._lengths:
-            left_out = self._heldout + self._without_loss
-            raise DataError(
-                f"{self._path}: none of its {left_out} samples can be trained on ({self._heldout} "
-                f"are held out, {self._without_loss} have no answer). Add a source with "
-                "`split: train`."
-            )
+            raise DataError(self._nothing_left())
         ids = self._ids.ids()
         twice = ids.first_repeated()
         if twice is not None:
@@ -197,8 +203,24 @@ class _Scan:
             np.frombuffer(self._positions, dtype=np.int64),
             self._heldout,
             self._without_loss,
+            self._other,
             self._number,
             digest,
+        )
+
+    def _nothing_left(self) -> str:
+        left_out = self._heldout + self._without_loss + self._other
+        reasons = f"{self._heldout} are held out, {self._without_loss} have no answer"
+        if self._only is None:
+            return (
+                f"{self._path}: none of its {left_out} samples can be trained on ({reasons}). Add "
+                "a source with `split: train`."
+            )
+        advice = "Raise" if self._only is Split.VALIDATION else "Lower"
+        return (
+            f"{self._path}: none of its {left_out} samples is a {self._only} sample with an answer "
+            f"({reasons}, {self._other} are of the other split). {advice} "
+            "corpus.validation_fraction, or add a source with `split: train`."
         )
 
     def _decode(self, number: int, line: bytes) -> _Row:
@@ -211,7 +233,10 @@ class _Scan:
                 "it was written: remove the stage's folder and run the stage again."
             ) from error
         low, high = min(row.input_ids, default=0), max(row.input_ids, default=0)
-        is_wanted = row.split is not Split.HELDOUT and any(b < e for b, e in row.loss_spans)
+        is_of_split = row.split is self._only or (
+            self._only is None and row.split is not Split.HELDOUT
+        )
+        is_wanted = is_of_split and any(b < e for b, e in row.loss_spans)
         if is_wanted and (low < 0 or high >= self._vocab_size):
             raise DataError(
                 f"{self._where(number, row.sample_id)}: token ids from {low} to {high}, the "

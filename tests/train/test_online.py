@@ -1,0 +1,108 @@
+"""Targets compute while drafters train: every sample once, whoever dies."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from online_runs import DRAFTERS, TARGETS, children, consumption
+from paceline.extract import stage as extract_stage
+from paceline.features.manifest import load
+from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import Recipe
+from paceline.train import averaged, stage
+from training_runs import events, last_weights
+
+
+@pytest.fixture
+def online_run(world, tmp_path) -> Callable[..., tuple[Recipe, RunDir]]:
+    """A run of its own whose store has the validation samples alone."""
+    recipe, root, _ = world
+    made = 0
+
+    def make(**changes: object) -> tuple[Recipe, RunDir]:
+        nonlocal made
+        made += 1
+        run = RunDir(tmp_path / f"online{made}")
+        run.corpus.mkdir(parents=True)
+        (run.corpus / "prepared.jsonl").write_bytes(RunDir(root).prepared.read_bytes())
+        train = replace(recipe.train, online=True, target_devices=TARGETS, **changes)
+        asked = replace(recipe, train=train)
+        extract_stage.run(asked, run)
+        return asked, run
+
+    return make
+
+
+def test_the_store_has_the_validation_samples_alone(online_run):
+    _, run = online_run()
+    assert sum(len(unit.sample_ids) for unit in load(run.features).units) == 4
+
+
+@pytest.mark.parametrize("drafters", [(), DRAFTERS])
+def test_every_sample_of_every_epoch_is_consumed_once(online_run, drafters):
+    recipe, run = online_run(drafter_devices=drafters, sync_every=2)
+    before = children()
+    with consumption() as consumed:
+        report = stage.run(recipe, run)
+    assert set(consumed.values()) == {2}
+    assert len(consumed) == 20
+    assert report.numbers["samples"] == 40
+    assert report.numbers["queue_peak_bytes"] > 0
+    assert children() <= before
+
+
+class Killed(BaseException):
+    """The end of this process, as near as a test can come to it."""
+
+
+def test_killed_in_the_middle_of_an_average_no_step_is_lost(online_run, monkeypatch):
+    """What each drafter had is durable before it is averaged; the next start completes it."""
+    recipe, run = online_run(drafter_devices=DRAFTERS, sync_every=2)
+    original, calls = averaged.Outer.go, 0
+
+    def dying(self, model, shares):
+        nonlocal calls
+        calls += 1
+        if list(run.checkpoints.glob("*.unaveraged")):
+            next(model.parameters()).data.fill_(9.0)
+            raise Killed
+        original(self, model, shares)
+
+    with consumption() as consumed:
+        with monkeypatch.context() as patched:
+            patched.setattr(averaged.Outer, "go", dying)
+            with pytest.raises(Killed):
+                stage.run(recipe, run)
+        (left,) = run.checkpoints.glob("*.unaveraged")
+        step = int(left.name.removeprefix("step_").removesuffix(".unaveraged"))
+        stage.run(recipe, run)
+    assert calls > 1
+    again = [e["step"] for e in events(run, "step")]
+    assert again == sorted(set(again)), "no step is done twice"
+    assert step in again
+    assert set(consumed.values()) == {2}
+    assert float(next(iter(last_weights(run).values())).max()) < 9.0
+
+
+def test_a_drafter_that_dies_while_weights_are_averaged_takes_part_in_the_average(
+    online_run, monkeypatch
+):
+    recipe, run = online_run(drafter_devices=DRAFTERS, sync_every=2)
+    original, killed = averaged.Outer.go, []
+
+    def killing_one(self, model, shares):
+        if not killed and len(shares) == 2:
+            pid = next(e["worker_pid"] for e in events(run, "worker") if "drafter" in e["name"])
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+        original(self, model, shares)
+
+    monkeypatch.setattr(averaged.Outer, "go", killing_one)
+    with consumption() as consumed:
+        report = stage.run(recipe, run)
+    assert killed
+    assert set(consumed.values()) == {2}
+    assert report.numbers["samples"] == 40
