@@ -174,6 +174,12 @@ def killed_online_training(folder: Path, *, kills: int, epochs: int, seed: int) 
         found.append(f"the training ended at {report.numbers['samples']} samples")
     if len(killed) < kills:
         found.append(f"{len(killed)} of {kills} kills were made before the end")
-    found += [f"process {pid} is left" for pid in sorted(children() - before)]
+    found += [_left(pid, run) for pid in sorted(children() - before)]
     found += [f"{p} is left" for p in Path("/dev/shm").glob("*paceline*")]
     return OnlineKills(killed, report.numbers["samples"], found)
+
+
+
+def _left(pid: int, run: RunDir) -> str:
+    names = {event["worker_pid"]: event["name"] for event in events(run, "worker")}
+    return f"process {pid} ({names.get(pid, 'no worker')}) is left"

@@ -80,6 +80,16 @@ def test_a_death_is_told_and_the_next_process_goes_on(remote):
     assert died.value.raised
 
 
+def test_a_process_that_others_found_dead_is_not_left_behind(remote):
+    helper = remote()
+    helper.start()
+    first = helper.pid
+    os.kill(first, signal.SIGKILL)
+    helper.restart("its memory is gone")
+    assert helper.ask("again")[0] != first
+    assert not Path(f"/proc/{first}").exists()
+
+
 def test_what_it_cannot_do_and_is_sound_after_ends_no_process(remote):
     helper = remote()
     helper.start()

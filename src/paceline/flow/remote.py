@@ -187,6 +187,8 @@ class Remote:
             self._pulse.clear()
 
     def _begin(self) -> None:
+        # Who found it dead by other signs than its silence has not seen it end.
+        self.bury()
         orders = Orders(
             number=self.number,
             threads=self._policy.threads,
