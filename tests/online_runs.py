@@ -179,7 +179,6 @@ def killed_online_training(folder: Path, *, kills: int, epochs: int, seed: int) 
     return OnlineKills(killed, report.numbers["samples"], found)
 
 
-
 def _left(pid: int, run: RunDir) -> str:
     names = {event["worker_pid"]: event["name"] for event in events(run, "worker")}
     return f"process {pid} ({names.get(pid, 'no worker')}) is left"
