@@ -11,7 +11,7 @@ from paceline.durable.errors import DataError, RecipeChanged, RecipeError
 from paceline.features.reader import FeatureReader
 from paceline.train import stage, vocabulary
 from paceline.train.checkpoint import read_state
-from paceline.train.evaluate import simulated_tau
+from paceline.train.evaluate import depths_at_anchors, simulated_tau
 from paceline.types.sample import Split, read_samples
 from tiny_models import IM_END
 from training_runs import assert_same_end, events, newest, stop_after
@@ -117,7 +117,9 @@ def test_the_evaluation_is_that_of_the_saved_drafter(reduced_run, world):
     splits = {s.sample_id: s.split for s in read_samples(run_dir.samples(recipe))}
     validation = [i for i, n in enumerate(reader.sample_ids) if splits[n] is Split.VALIDATION]
     tau = simulated_tau(
-        drafter, drafter.narrowed(world[2].head), reader, validation, anchors=32, seed=0
+        depths_at_anchors(
+            drafter, drafter.narrowed(world[2].head), reader, validation, anchors=32, seed=0
+        )
     )
     assert tau == read_state(folder).tau
 

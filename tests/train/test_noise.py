@@ -18,7 +18,7 @@ from paceline.target.head import TargetHead
 from paceline.train import noise, stage
 from paceline.train.batch import anchor_sample, pack
 from paceline.train.checkpoint import read_state
-from paceline.train.evaluate import simulated_tau
+from paceline.train.evaluate import depths_at_anchors, simulated_tau
 from paceline.train.noise import FeatureNoise, feature_noise
 from training_runs import assert_same_end, events, last_weights, newest, step_events, stop_after
 
@@ -201,7 +201,9 @@ def tau_of(recipe, run_dir, level: float = 0.0) -> dict[str, float]:
     validation = [i for i, name in enumerate(reader.sample_ids) if int(name, 16) % 6 == 5]
     train = recipe.train
     return simulated_tau(
-        drafter, head, reader, validation, anchors=train.eval_anchors, seed=train.seed
+        depths_at_anchors(
+            drafter, head, reader, validation, anchors=train.eval_anchors, seed=train.seed
+        )
     )
 
 

@@ -268,6 +268,7 @@ def test_every_training_key_is_changeable_or_for_a_reason_not():
         "train.seed",
         "train.shard_window",
         "train.optimizer",
+        "train.online",
     }
 
 
