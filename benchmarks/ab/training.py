@@ -20,7 +20,7 @@ from paceline.recipe.training import training_fields
 from paceline.target.head import TargetHead
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.train.batch import anchor_sample
-from paceline.train.checkpoint import TrainState
+from paceline.train.checkpoint import fresh_state
 from paceline.train.crew import PaceOf, Solo
 from paceline.train.data import TrainData, open_data, stored_of
 from paceline.train.learner import Learner, StepResult
@@ -155,8 +155,10 @@ def trained(
             train,
             bench.data,
             metered,
-            _fresh(folder.name),
-            feed=lambda agenda: stored_features(bench.data.stored, agenda, bench.data.order),
+            fresh_state(folder.name),
+            feed=lambda agenda: stored_features(
+                bench.data.stored, agenda, bench.data.order, train.queue_bytes
+            ),
             checkpoints=folder / "checkpoints",
             events=events,
         )
@@ -176,16 +178,3 @@ def trained(
     }
     write_atomic(kept, json.dumps(outcome, indent=1).encode())
     return outcome
-
-
-def _fresh(fingerprint: str) -> TrainState:
-    return TrainState(
-        fingerprint=fingerprint,
-        step=0,
-        samples=0,
-        bad_steps=0,
-        skipped_steps=0,
-        skipped_samples=0,
-        tokens=0,
-        seconds=0.0,
-    )

@@ -2,17 +2,25 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from online_runs import DRAFTERS, TARGETS, children, consumption
+from online_runs import DRAFTERS, TARGETS, children, consumption, toy_training
 from paceline.extract import stage as extract_stage
 from paceline.features.manifest import load
+from paceline.flow.remote import RemotePolicy
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.schema import Recipe
-from paceline.train import averaged, stage
+from paceline.recipe.schema import Recipe, TargetRecipe
+from paceline.target.load import load_target
+from paceline.train import averaged, opening, stage
+from paceline.types.sample import encode_sample, read_samples
+from tiny_models import tiny_model
 from training_runs import events, last_weights
 
 
@@ -106,3 +114,63 @@ def test_a_drafter_that_dies_while_weights_are_averaged_takes_part_in_the_averag
     assert killed
     assert set(consumed.values()) == {2}
     assert report.numbers["samples"] == 40
+
+
+def test_a_sample_that_no_target_can_capture_is_set_aside_by_name(tmp_path):
+    """Its token has no embedding that is a number; all others are trained on, and it is told."""
+    folder = tiny_model("llama", tmp_path / "target")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][310] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    target = load_target(TargetRecipe(path=str(folder)))
+    recipe, run = toy_training(
+        target, tmp_path / "run", online=True, target_devices=TARGETS[:2], evaluations=1
+    )
+    samples = list(read_samples(run.prepared))
+    samples[13].input_ids[9] = 310
+    run.prepared.write_bytes(b"".join(map(encode_sample, samples)))
+    extract_stage.run(recipe, run)
+    with consumption() as consumed:
+        report = stage.run(recipe, run)
+    assert report.numbers["set_aside"] == 2
+    assert report.numbers["samples"] == 40
+    assert "2 samples were left out" in report.undone[0]
+    assert samples[13].sample_id not in consumed
+    assert set(consumed.values()) == {2}
+    assert len(consumed) == 19
+    told = events(run, "quarantined")
+    assert [e["key"] for e in told] == [samples[13].sample_id] * 2
+    assert all("not finite" in e["reason"] for e in told)
+    again = stage.run(recipe, run)
+    assert again.skipped
+    assert again.undone == report.undone
+
+
+def test_what_a_target_that_gives_up_had_in_hand_is_done_by_others(online_run, monkeypatch):
+    """Its process is killed each time that it has begun, until it is not started any more."""
+    monkeypatch.setattr(opening, "RemotePolicy", partial(RemotePolicy, restarts=1))
+    recipe, run = online_run(epochs=30.0)
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.05):
+            started = (run.events / "train.jsonl").exists() and [
+                e["worker_pid"]
+                for e in events(run, "worker")
+                if e["name"].startswith("target 0") and "started" in e["what"]
+            ]
+            with suppress(ProcessLookupError):
+                for pid in started or ():
+                    os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with consumption() as consumed:
+            report = stage.run(recipe, run)
+    finally:
+        over.set()
+        killer.join()
+    assert "gave_up" in [e["what"] for e in events(run, "worker")]
+    assert set(consumed.values()) == {30}
+    assert report.numbers["samples"] == 600

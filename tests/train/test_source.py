@@ -103,7 +103,7 @@ def test_features_of_a_real_object_store_come_through_the_channel(tmp_path, s3, 
         )
         order = [4, 0, 2, 1, 3, 0]
         agenda = Agenda(consumed=0, owed=(), end=len(order))
-        filled = stored_features(stored, agenda, order.__getitem__)
+        filled = stored_features(stored, agenda, order.__getitem__, 1 << 20)
         with caplog.at_level(logging.WARNING), filled as channel:
             for place, index in enumerate(order):
                 with channel.lease() as lease:

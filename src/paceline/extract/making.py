@@ -17,6 +17,7 @@ from paceline.target.capture import CapturePlan, PendingFeatures
 from paceline.target.check import self_check
 from paceline.target.compile_cache import use_compile_cache
 from paceline.target.load import Target, load_target
+from paceline.target.sound import require_sound
 from paceline.target.transfer import HostCopies
 from paceline.types import Features, TokenBatch
 from paceline.types.rows import read_rows
@@ -177,32 +178,11 @@ class _UnitFeatures:
         if pending is None:
             return
         found, batch, rows = pending.features.wait(), pending.batch, pending.rows
-        if not torch.equal(found.tokens.input_ids, batch.input_ids):
-            raise TargetError(
-                f"the target processed other token ids than it was given, in a batch that begins "
-                f"with sample {batch.sample_ids[0]}."
-            )
         self.captured += len(found.tokens)
+        require_sound(found, batch, self._compute_type)
         self.features.taps[rows] = found.taps
-        self._require_finite(found.taps, batch)
         if self.features.last is not None and found.last is not None:
             self.features.last[rows] = found.last
-            self._require_finite(found.last, batch)
-
-    def _require_finite(self, states: torch.Tensor, batch: TokenBatch) -> None:
-        # A sum is infinite or no number where a term is, and costs a tenth of looking at each.
-        if bool(torch.isfinite(states.sum())):
-            return
-        good = torch.isfinite(states).flatten(1).all(dim=1)
-        if bool(good.all()):
-            return
-        token = int(good.logical_not().nonzero()[0])
-        sample = int(torch.searchsorted(batch.offsets, token, right=True)) - 1
-        raise TargetError(
-            f"sample {batch.sample_ids[sample]}: the target's hidden states are not finite in "
-            f"{self._compute_type}. Set target.dtype to a type of wider range, or leave the "
-            "sample out of the corpus."
-        )
 
 
 def _require_identity(target: Target, job: Job) -> None:

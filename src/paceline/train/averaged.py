@@ -15,14 +15,12 @@ import torch
 from paceline.drafter.dflash import DFlash
 from paceline.drafter.memory import Part, averaging_bytes
 from paceline.durable.errors import Interrupted, OutOfMemory, TrainingDiverged, WorkerFailed
-from paceline.flow.channel import Lease
 from paceline.flow.parcel import Parcel
 from paceline.flow.remote import RemoteDied
 from paceline.train.averaging import Outer, Share, weights_in
 from paceline.train.checkpoint import TrainState
 from paceline.train.crew import PaceOf
 from paceline.train.drafter_worker import DrafterJob, Give, Given, Learn, Save
-from paceline.train.fed import Fed
 from paceline.train.learner import StepResult
 from paceline.train.member import Asked, Member, Round
 from paceline.train.memory import AVERAGE, Meter, shape_of
@@ -104,7 +102,8 @@ class AveragedTeam(Team):
                 )
                 results += member.results
             member.forget()
-        self._all(self._take_model, reloaded)
+        if reloaded:
+            self._hand_out_model(reloaded)
         self._bad_rounds = self._bad_rounds + 1 if reloaded and not results else 0
         if self._bad_rounds >= self._recipe.max_bad_steps:
             raise TrainingDiverged(
@@ -125,7 +124,7 @@ class AveragedTeam(Team):
             self._outer.go(self._model, list(self._shares.values()))
         self._shares = {}
         self._let_go()
-        self._all(self._take_model)
+        self._hand_out_model()
 
     def save(self, root: Path, state: TrainState) -> Path:
         """Write what each drafter has, then average, then complete the checkpoint."""
@@ -138,7 +137,7 @@ class AveragedTeam(Team):
             self._outer.go(self._model, list(shares.values()))
         self._let_go()
         self._start = complete(folder, self._model, self._outer, state.drafters)
-        self._all(self._take_model)
+        self._hand_out_model()
         return self._start
 
     def _learn(self, member: Member, work: Round) -> None:
@@ -164,17 +163,12 @@ class AveragedTeam(Team):
         if work.feed.stop.asked or self._full is not None:
             return False
         size, before = work.claim()
-        leases: list[Lease[Fed]] = []
         try:
-            while len(leases) < size and (lease := work.feed.lease(member.consumer)) is not None:
-                leases.append(lease)
+            leases = work.feed.take(size, member.consumer)
         except Interrupted:
             # What came of this step is not consumed: the next start has it.
-            size = 0
-        if not size or not leases:
-            for lease in leases:
-                lease.item.let_go()
-                lease.release()
+            return False
+        if not leases:
             return False
         items = [lease.item.travelling() for lease in leases]
         member.asked.append(Asked(leases, items))

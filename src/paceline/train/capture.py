@@ -15,6 +15,7 @@ from paceline.recipe.schema import TargetRecipe
 from paceline.target.capture import CapturePlan
 from paceline.target.check import self_check
 from paceline.target.load import load_target
+from paceline.target.sound import require_sound
 from paceline.target.transfer import HostCopies
 from paceline.types import Features, TokenBatch
 from paceline.types.rows import read_rows
@@ -98,12 +99,6 @@ class Capturer:
             features = self._captured(batch)
         handles = []
         for sample in split_samples(features):
-            if not bool(torch.isfinite(sample.taps.float().sum())):
-                raise TargetError(
-                    f"sample {sample.tokens.sample_ids[0]}: the target's hidden states are not "
-                    f"finite in {self._job.target.dtype}. Set target.dtype to a type of wider "
-                    "range, or leave the sample out of the corpus."
-                )
             parcel, handle = into_parcel(sample)
             self._given.append(parcel)
             handles.append(handle)
@@ -112,11 +107,7 @@ class Capturer:
     def _captured(self, batch: TokenBatch) -> Features:
         copies = HostCopies(self._target.device)
         features = self._target.start_capture(batch, self._plan, copies).wait()
-        if not torch.equal(features.tokens.input_ids, batch.input_ids):
-            raise TargetError(
-                "the target processed other token ids than it was given, in a batch that begins "
-                f"with sample {batch.sample_ids[0]}."
-            )
+        require_sound(features, batch, self._job.target.dtype)
         return features
 
     def _read(self, lines: Sequence[int]) -> TokenBatch:

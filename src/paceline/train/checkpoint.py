@@ -81,6 +81,21 @@ class _StateFile:
     """Version of Paceline; empty where an early one wrote it."""
 
 
+def fresh_state(fingerprint: str, software: dict[str, str] | None = None) -> TrainState:
+    """Before the first step."""
+    return TrainState(
+        fingerprint=fingerprint,
+        step=0,
+        samples=0,
+        bad_steps=0,
+        skipped_steps=0,
+        skipped_samples=0,
+        tokens=0,
+        seconds=0.0,
+        software=software or {},
+    )
+
+
 class NewerCheckpoint(UserError):
     """A checkpoint that is whole and holds what only a newer version understands.
 

@@ -7,14 +7,12 @@ from typing import Protocol
 
 from paceline.drafter.dflash import DFlash
 from paceline.features.reader import FeatureReader
-from paceline.flow.channel import Lease
 from paceline.recipe.schema import TrainRecipe
 from paceline.target.head import TargetHead
 from paceline.train.batch import anchor_sample
 from paceline.train.checkpoint import TrainState, save_checkpoint
 from paceline.train.compute import compute_dtype, computing
 from paceline.train.evaluate import depths_at_anchors, simulated_tau
-from paceline.train.fed import Fed
 from paceline.train.learner import Learner, StepResult
 from paceline.train.memory import EVALUATION, SAVING, Meter, Use
 from paceline.train.source import Feed
@@ -103,9 +101,7 @@ class Solo:
 
     def advance(self, feed: Feed, samples: int, pace: PaceOf) -> Sequence[StepResult]:
         """Do one step."""
-        leases: list[Lease[Fed]] = []
-        while len(leases) < samples and (lease := feed.lease()) is not None:
-            leases.append(lease)
+        leases = feed.take(samples)
         if not leases:
             return ()
         items = [lease.item for lease in leases]

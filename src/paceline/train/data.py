@@ -118,6 +118,7 @@ def _captured_data(
             lines=rows.positions,
             tokens=rows.lengths,
             sample_of=order,
+            name_of=rows.sample_ids.__getitem__,
             batch_tokens=recipe.extract.batch_tokens,
         ),
     )

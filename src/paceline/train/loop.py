@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.durable.errors import Interrupted, OutOfMemory, TrainingDiverged
-from paceline.flow.channel import Channel
+from paceline.flow.channel import Channel, Meters
 from paceline.flow.signals import Stop, signals_noted
 from paceline.recipe.checkpoints import read_evaluation, write_evaluation
 from paceline.recipe.schema import TrainRecipe
@@ -59,6 +59,7 @@ class Trainer:
         self._redone = redone or {}
         self._claim = claim
         self._stop = Stop()
+        self._meters: Callable[[], Meters] | None = None
         self._kept = state
         self._agenda = Agenda(consumed=state.samples, owed=state.owed, end=self._total)
         tokens = data.tokens_until(self._total)
@@ -83,6 +84,7 @@ class Trainer:
             self._feed_of(self._agenda) as channel,
             self._progress as progress,
         ):
+            self._meters = channel.meters
             self._events.emit(
                 "start",
                 self.counts(),
@@ -237,13 +239,26 @@ class Trainer:
             gradient_norm=result.gradient_norm,
             samples_digest=hashlib.sha256("\n".join(result.sample_ids).encode()).hexdigest()[:16],
             empty_samples=result.empty_samples,
+            **self._waits(),
             **(problem if result.problem else {}),
             **parts,
         )
 
+    def _waits(self) -> dict[str, float]:
+        """Bytes in the channel, and seconds that its two sides have waited since the start."""
+        if self._meters is None:
+            return {}
+        now = self._meters()
+        return {
+            "queue_bytes": now.bytes_held,
+            "put_wait": round(now.put_wait, 3),
+            "lease_wait": round(now.lease_wait, 3),
+        }
+
     def counts(self) -> Counts:
         """How far the training is, for events."""
-        progress, set_aside = self._progress, self._state.skipped_samples
+        progress, state = self._progress, self._state
+        quarantined = {"skipped_step": state.skipped_samples, "not_captured": state.set_aside}
         return Counts(
             unit="samples",
             total=self._total,
@@ -251,7 +266,7 @@ class Trainer:
             skipped=self._resumed_at,
             redone=self._redone,
             redone_unit="checkpoints",
-            quarantined={"skipped_step": set_aside} if set_aside else {},
+            quarantined={reason: count for reason, count in quarantined.items() if count},
             tokens=self._state.tokens,
             tokens_total=progress.total,
             rate=round(progress.rate, 1) if progress.rate else None,

@@ -4,9 +4,10 @@ import logging
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,8 @@ class OnlineSamples:
     """Of each sample."""
     sample_of: Callable[[int], int]
     """The number of the sample at a position of the order over all epochs."""
+    name_of: Callable[[int], str]
+    """The id of the sample with a number."""
     batch_tokens: int
     """At most this many tokens in one forward pass, or one sample."""
 
@@ -58,8 +61,6 @@ class TargetMeters:
     tokens: int = 0
     seconds: float = 0.0
     """In which they computed, summed over them."""
-    quarantined: dict[int, str] = field(default_factory=dict)
-    """Position to the reason why its sample is not trained on."""
 
     @property
     def rate(self) -> float | None:
@@ -167,36 +168,27 @@ class TargetSide:
             self._channel.fail(WorkerFailed(f"every target worker has given up. {error}"))
 
     def _feed(self, remote: Remote) -> None:
-        batch = self._take()
-        if batch is not None:
-            self._post(remote, batch)
-        while batch is not None:
-            try:
-                answer: Captured = remote.answer()
-                parcels = [Parcel.opened(handle.parcel) for handle in answer.samples]
-            except (RemoteDied, WorkerFailed, FileNotFoundError) as error:
-                self._failed(batch, str(error))
-                if not isinstance(error, WorkerFailed):
-                    remote.restart(str(error))
-                batch = self._take()
-                if batch is not None:
-                    self._post(remote, batch)
-                continue
-            with self._lock:
-                self.meters.seconds += answer.seconds
-                self.meters.tokens += sum(h.tokens.input_ids.numel() for h in answer.samples)
-            # It computes the next batch while this one waits for room.
-            following = self._take(wait=False)
-            if following is not None:
-                self._post(remote, following)
-            self._put(batch, answer.samples, parcels)
-            if following is None:
-                following = self._take()
-                if following is not None:
-                    self._post(remote, following)
-            batch = following
+        in_hand: deque[tuple[int, ...]] = deque()
+        try:
+            while in_hand or self._ask(remote, in_hand, wait=True):
+                answer = self._answer(remote, in_hand)
+                if answer is None:
+                    continue
+                parcels, captured = answer
+                # It computes the next batch while this one waits for room.
+                self._ask(remote, in_hand, wait=False)
+                self._put(in_hand.popleft(), captured.samples, parcels)
+        finally:
+            # Where this worker gives up, others do what it had.
+            for batch in in_hand:
+                self._agenda.again(batch)
 
-    def _post(self, remote: Remote, batch: tuple[int, ...]) -> None:
+    def _ask(self, remote: Remote, in_hand: deque[tuple[int, ...]], *, wait: bool) -> bool:
+        """Give it another batch; False where there is none, now or, with `wait`, any more."""
+        batch = self._take(wait=wait)
+        if batch is None:
+            return False
+        in_hand.append(batch)
         lines = tuple(int(self._samples.lines[self._sample(p)]) for p in batch)
         while True:
             try:
@@ -204,7 +196,26 @@ class TargetSide:
             except RemoteDied as died:
                 remote.restart(str(died))
             else:
-                return
+                return True
+
+    def _answer(
+        self, remote: Remote, in_hand: deque[tuple[int, ...]]
+    ) -> tuple[list[Parcel], Captured] | None:
+        """What came of the oldest batch in hand; None where it has to be done again."""
+        try:
+            answer: Captured = remote.answer()
+            parcels = [Parcel.opened(handle.parcel) for handle in answer.samples]
+        except WorkerFailed as error:
+            self._failed(in_hand.popleft(), str(error))
+            return None
+        except (RemoteDied, FileNotFoundError) as error:
+            self._failed(in_hand.popleft(), str(error))
+            remote.restart(str(error))
+            return None
+        with self._lock:
+            self.meters.seconds += answer.seconds
+            self.meters.tokens += sum(h.tokens.input_ids.numel() for h in answer.samples)
+        return parcels, answer
 
     def _put(
         self, batch: tuple[int, ...], answer: Sequence[FeatureHandle], parcels: Sequence[Parcel]
@@ -222,6 +233,7 @@ class TargetSide:
         finally:
             for _, _, parcel in waiting:
                 parcel.close()
+            self._agenda.again(position for position, _, _ in waiting)
 
     def _sample(self, position: int) -> int:
         return self._samples.sample_of(position)
@@ -274,12 +286,12 @@ class TargetSide:
                 self._failures[position] = self._failures.get(position, 0) + 1
                 if self._failures[position] > _RETRIES:
                     aside, back = back, []
-                    self.meters.quarantined[position] = reason
             else:
                 self._failures.update({p: self._failures.get(p, 0) for p in back})
         if aside:
-            _LOG.error("sample at position %d is set aside: %s", aside[0], reason)
-            self._report("quarantined", {"key": f"position {aside[0]}", "reason": reason})
+            name = self._samples.name_of(self._sample(aside[0]))
+            _LOG.error("sample %s is set aside: %s", name, reason)
+            self._report("quarantined", {"key": name, "reason": reason})
             self._agenda.consume(aside)
         self._agenda.again(back)
 

@@ -5,14 +5,13 @@ docs/algorithms.md, "Several drafters".
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from paceline.drafter.dflash import DFlash
 from paceline.features.reader import FeatureReader
-from paceline.flow.channel import Lease
 from paceline.flow.parcel import Parcel
 from paceline.flow.remote import RemoteDied
 from paceline.train.averaging import take_weights, weights_in
@@ -48,7 +47,9 @@ class ReducedTeam(Team):
     def at_work(self) -> Iterator[Self]:
         """As `Team.at_work`."""
         with super().at_work():
-            self._join()
+            # Where one dies over it, all have joined again by then, and no step is lost.
+            with suppress(StepsLost):
+                self._join()
             yield self
 
     def samples_of_round(self, *, is_warmup: bool) -> int:  # noqa: ARG002
@@ -57,9 +58,7 @@ class ReducedTeam(Team):
 
     def advance(self, feed: Feed, samples: int, pace: PaceOf) -> Sequence[StepResult]:
         """Do one step. Raises StepsLost where a drafter died."""
-        leases: list[Lease[Fed]] = []
-        while len(leases) < samples and (lease := feed.lease()) is not None:
-            leases.append(lease)
+        leases = feed.take(samples)
         if not leases:
             return ()
         items = [lease.item.travelling() for lease in leases]

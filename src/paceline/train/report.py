@@ -18,6 +18,17 @@ def choice(best: Path, tau: Mapping[str, float]) -> str:
     return f"drafter: {best}, the best by simulated τ of {CHOOSING} ({shown})"
 
 
+def left_out(set_aside: int) -> tuple[str, ...]:
+    """What was not done where samples were set aside; nothing where none was."""
+    if not set_aside:
+        return ()
+    samples = "1 sample was" if set_aside == 1 else f"{set_aside} samples were"
+    told = "events/train.jsonl names them and the reasons (`quarantined`)."
+    return (
+        f"{samples} left out, each time its turn came: no target could make its states. {told}",
+    )
+
+
 def worse(run_dir: RunDir, state: TrainState, tau: Mapping[str, float]) -> Iterator[str]:
     """A sentence where the best checkpoint, of this `tau`, is below where the training began.
 

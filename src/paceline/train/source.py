@@ -22,8 +22,6 @@ from paceline.watch.words import short_bytes
 
 _LOG = logging.getLogger(__name__)
 
-_QUEUE_BYTES = 256 << 20
-
 _GRACE = 3.0
 """Seconds after a signal for which features are still waited for."""
 
@@ -151,7 +149,7 @@ def stored_features(
     stored: StoredFeatures,
     agenda: Agenda,
     index_of: Callable[[int], int],
-    queue_bytes: int = _QUEUE_BYTES,
+    queue_bytes: int,
 ) -> Iterator[Channel[Fed]]:
     """A channel that a thread fills with the samples of `agenda`, ahead of its readers.
 
@@ -220,6 +218,22 @@ class Feed:
                 with self._lock:
                     self._held += 1
             return lease
+
+    def take(self, count: int, consumer: str = "") -> list[Lease[Fed]]:
+        """The next `count` samples, or fewer where nothing more comes.
+
+        Raises as `lease`; what has come by then is not consumed, and its memory is free again.
+        """
+        taken: list[Lease[Fed]] = []
+        try:
+            while len(taken) < count and (lease := self.lease(consumer)) is not None:
+                taken.append(lease)
+        except BaseException:
+            for lease in taken:
+                lease.item.let_go()
+                lease.release()
+            raise
+        return taken
 
     def consume(self, ids: Iterable[str], positions: Collection[int], consumer: str = "") -> None:
         """These samples count."""

@@ -25,6 +25,7 @@ from paceline.trackers.fan_out import Trackers, trackers_of
 from paceline.train.checkpoint import (
     TrainState,
     damage,
+    fresh_state,
     newest_checkpoint,
     read_state,
     remove_leftovers,
@@ -35,7 +36,7 @@ from paceline.train.kept import KeptCheckpoints, best_checkpoint
 from paceline.train.loop import Trainer
 from paceline.train.memory import LOADING, Meter, Use, numbers_of
 from paceline.train.opening import Sides, open_crew, open_feed, sides_of
-from paceline.train.report import choice, nothing_learned, worse
+from paceline.train.report import choice, left_out, nothing_learned, worse
 from paceline.train.resume import chosen_checkpoint, make_newest, refuse_foreign
 from paceline.train.rng import seeded
 from paceline.train.schedule import warmup_share
@@ -127,8 +128,14 @@ def _run(
     )
     if record.is_done() and resume_from is None:
         best = run_dir.checkpoints / record.report["best"]
-        line = choice(best, record.report["simulated_tau"])
-        return Report(stage="train", skipped=True, numbers=record.report, lines=(line,))
+        return Report(
+            stage="train",
+            skipped=True,
+            numbers=record.report,
+            lines=(choice(best, record.report["simulated_tau"]),),
+            # What was found then is as true as it was.
+            undone=left_out(record.report.get("set_aside", 0)),
+        )
     passed_over: Sequence[str] = ()
     if fork is not None:
         start = fork.folder
@@ -190,7 +197,7 @@ def _train(
         kept=run_dir.checkpoints / "text_counts.json",
     )
     taps = reader.manifest.layer_ids
-    state = _fresh_state(record.fingerprint)
+    state = fresh_state(record.fingerprint, software())
     if start is not None:
         # What it carried may be the fingerprint from before an override.
         state = replace(read_state(start), fingerprint=record.fingerprint)
@@ -322,6 +329,7 @@ def _finish(
         "first_tau": state.first_tau,
         "steps": state.step,
         "skipped_steps": state.skipped_steps,
+        "set_aside": state.set_aside,
         "samples": state.samples,
         "tokens": state.tokens,
         "labels": state.labels,
@@ -344,14 +352,13 @@ def _finish(
     ]
     if state.skipped_steps:
         lines.append(f"{state.skipped_steps} steps had no finite gradient and changed nothing")
-    if state.set_aside:
-        lines.append(f"{state.set_aside} samples could not be captured and were left out")
     lines += [s for s in [sides.sentence()] if s]
     lines += [use.sentence() for use in memory]
     lines += remarks.facts
     # Those of the start stand in the log.
     lines += [f"warning: {sentence}" for sentence in warnings[len(remarks.warnings) :]]
-    return Report(stage="train", numbers=numbers, lines=tuple(lines))
+    undone = left_out(state.set_aside)
+    return Report(stage="train", numbers=numbers, lines=tuple(lines), undone=undone)
 
 
 def _fields(recipe: Recipe, reader: FeatureReader, spec: TargetSpec) -> Fields:
@@ -368,17 +375,3 @@ def _fields(recipe: Recipe, reader: FeatureReader, spec: TargetSpec) -> Fields:
         }
     )
     return own | drafter_input_fields(recipe.drafter)
-
-
-def _fresh_state(fingerprint: str) -> TrainState:
-    return TrainState(
-        fingerprint=fingerprint,
-        step=0,
-        samples=0,
-        bad_steps=0,
-        skipped_steps=0,
-        skipped_samples=0,
-        tokens=0,
-        seconds=0.0,
-        software=software(),
-    )

@@ -163,12 +163,17 @@ class Team:
         with self._model_parcel() as parcel:
             member.remote.ask(Begin(parcel.handle, self._start, number))
 
-    def _take_model(self, member: Member) -> None:
+    def _hand_out_model(self, members: Sequence[Member] | None = None) -> None:
+        """Have all drafters, or these, go on from the model."""
         with self._model_parcel() as parcel:
-            try:
-                member.remote.ask(Take(parcel.handle))
-            except RemoteDied as died:
-                self._revive(member, str(died))
+
+            def take(member: Member) -> None:
+                try:
+                    member.remote.ask(Take(parcel.handle))
+                except RemoteDied as died:
+                    self._revive(member, str(died))
+
+            self._all(take, members)
 
     def _revive(self, member: Member, cause: str) -> None:
         """Start a dead drafter again, from the model and the optimizer of the last checkpoint."""

@@ -12,7 +12,10 @@ stage), `kind`, and `elapsed` (seconds since the stage began in this process). T
 - `failed`: `error`, and `refused`: true where what was asked for is impossible (exit code 2).
 - `interrupted`: `error`. It and `failed` repeat the last counts where there are any.
 - of `train`: `step` and `skipped_step` (not finite, nothing changed), both with the counts and
-  with `step`, `loss`, `learning_rate`, `gradient_norm`; `evaluation` with `step` and
+  with `step`, `loss`, `learning_rate`, `gradient_norm`, `queue_bytes` (features that wait),
+  `put_wait` and `lease_wait` (seconds that those who make and those who use them have waited, since
+  the start and over all of them); `worker`, `quarantined`, `stuck` and `unstuck` as of `extract`,
+  where workers train; `evaluation` with `step` and
   `simulated_tau` by method; `checkpoint` with `step` and `folder`; `override` with `key`, `made`,
   `asked` and `step`; `fork`, where it begins with another run's checkpoint, with `run`, `name`,
   `step` and `fingerprint` of that.
