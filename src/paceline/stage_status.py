@@ -17,6 +17,7 @@ from paceline.status_parts import (
     Extraction,
     Training,
     extraction_part,
+    online_part,
     skipping_part,
     training_part,
 )
@@ -153,6 +154,8 @@ def stage_status(
             loss=heard.loss,
             learning_rate=heard.learning_rate,
         )
+        if is_running and heard.is_own:
+            training = replace(training, online=online_part(heard.told))
     if name == "extract" and is_skipping:
         extraction = skipping_part(heard.told, heard.checking)
     elif name == "extract" and (heard.told or heard.checking):

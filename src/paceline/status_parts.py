@@ -12,6 +12,23 @@ from paceline.recipe.stage import Record
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnlineNow:
+    """The two sides of an online training, as its last step says."""
+
+    queue_bytes: int
+    """Hidden states that wait for the drafters."""
+    drafters_wait: float
+    """Share of their time in which drafters have waited for hidden states."""
+    targets_wait: float
+    """Share of their time in which targets have waited for room."""
+    target_rate: float | None = None
+    """Tokens per second of one target that never waits."""
+    drafter_rate: float | None = None
+    kept_samples: int | None = None
+    """Training samples that need no target any more; null where none are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """What only a training has."""
 
@@ -35,6 +52,8 @@ class Training:
     ones, or without any, the newest."""
     parent: Parent | None = None
     """The checkpoint of another run that it began with, if it is a fork."""
+    online: OnlineNow | None = None
+    """While targets and drafters are at work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +125,14 @@ class Extraction:
     samples_per_s: float | None = None
     part: str = ""
     """Of the work, such as `1/4`, where several machines share it; empty: all."""
+
+
+def online_part(event: Mapping[str, Any]) -> OnlineNow | None:
+    """What a step's event tells of an online training; None where it is of another kind."""
+    try:
+        return msgspec.convert(event, OnlineNow)
+    except msgspec.ValidationError:
+        return None
 
 
 def training_part(

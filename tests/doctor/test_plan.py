@@ -369,7 +369,7 @@ JSON_KEYS = {
     "flow": "tokens_per_s upload made bottleneck seconds at_least ends_at staging_fills_after "
     "staging_lasts",
     "rate": "value source said",
-    "online": "targets drafters samples tokens queue_bytes target_tokens_per_s "
+    "online": "targets drafters samples tokens queue_bytes is_kept target_tokens_per_s "
     "drafter_tokens_per_s slower seconds at_least best",
     "split": "targets drafters tokens_per_s",
     "averaging": "on_device naive naive_fits device_bytes training",

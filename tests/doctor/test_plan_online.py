@@ -182,6 +182,24 @@ def test_one_of_several_devices_of_the_extraction_is_a_target(tmp_path, gpus, ca
     assert "of 4 together" in found["target_tokens_per_s"]["said"]
 
 
+def test_what_is_kept_takes_its_place_and_spares_the_targets(tmp_path, gpus, capsys):
+    """Two epochs: the targets are slower, and needed for the first one alone."""
+    rates = ("--tokens-per-s", "100", "--drafter-tokens-per-s", "1000")
+    devices = {"target_devices": ["cuda:0"], "drafter_devices": ["cuda:1"], "epochs": 2}
+    anew = planned(capsys, online(tmp_path, **devices), *ROWS, *rates)
+    kept = planned(capsys, online(tmp_path, **devices, tee=True), *ROWS, *rates)
+    tokens = kept["online"]["samples"]["tokens"]
+    assert anew["online"]["seconds"] == pytest.approx(2 * tokens / 100)
+    assert kept["online"]["seconds"] == pytest.approx(tokens / 100 + tokens / 1000)
+    places = {p["what"]: p["bytes"] for f in kept["file_systems"] for p in f["places"]}
+    share = places["kept features"] / places["features"]
+    assert share == pytest.approx(tokens / kept["samples"]["tokens"], rel=0.01)
+    names = [p["what"] for f in anew["file_systems"] for p in f["places"]]
+    assert "kept features" not in names
+    host = {p["name"]: p["bytes"] for s in kept["memory"] for p in s["on_host"]}
+    assert host["features to be kept"] > 1 << 30
+
+
 def test_a_drafters_speed_is_for_an_online_training_alone(tmp_path, capsys):
     recipe = online(tmp_path, online=False, target_devices=[], drafter_devices=[])
     assert main(["plan", str(recipe), *ROWS, "--drafter-tokens-per-s", "9"]) == 2

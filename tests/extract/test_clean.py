@@ -108,6 +108,23 @@ def test_features_go_once_they_are_trained_on_and_the_record_says_so(made, share
     assert (again.items, done.removed, done.failed) == ((), 0, ())
 
 
+def test_what_an_online_training_has_kept_goes_with_the_features(made, shared):
+    """Its journal lists the shards; what it does not list stays, and is named."""
+    made.finish()
+    run_dir = made.run_dir
+    train(run_dir)
+    run_dir.tee.mkdir()
+    (run_dir.tee / "tee-000000.safetensors").write_bytes(b"kept")
+    (run_dir.tee / "tee-000007.safetensors").write_bytes(b"not listed")
+    with Journal(run_dir.tee / "journal.jsonl") as journal:
+        journal.append({"kind": "kept", "index": 0})
+    assert not names(plan_clean(run_dir, Wanted(), shared_memory=shared), "kept")
+    plan, _ = clean(made, FEATURES, shared)
+    assert names(plan, "kept") == ["tee"]
+    assert any("tee-000007" in line for line in plan.left)
+    assert [p.name for p in run_dir.tee.iterdir()] == ["tee-000007.safetensors"]
+
+
 def test_cleaned_features_are_made_again_when_asked_for(made, shared):
     made.finish()
     train(made.run_dir)

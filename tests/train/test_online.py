@@ -1,10 +1,11 @@
 """Targets compute while drafters train: every sample once, whoever dies."""
 
+import io
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -12,13 +13,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from online_runs import DRAFTERS, TARGETS, children, consumption, toy_training
+from paceline.cli import status
+from paceline.durable.owner import owned
 from paceline.extract import stage as extract_stage
 from paceline.features.manifest import load
 from paceline.flow.remote import RemotePolicy
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe, TargetRecipe
 from paceline.target.load import load_target
-from paceline.train import averaged, opening, stage
+from paceline.train import averaged, loop, opening, stage
 from paceline.types.sample import encode_sample, read_samples
 from tiny_models import tiny_model
 from training_runs import events, last_weights
@@ -174,3 +177,48 @@ def test_what_a_target_that_gives_up_had_in_hand_is_done_by_others(online_run, m
     assert "gave_up" in [e["what"] for e in events(run, "worker")]
     assert set(consumed.values()) == {30}
     assert report.numbers["samples"] == 600
+
+
+def test_later_epochs_read_what_the_first_one_has_kept(online_run):
+    """The targets capture each sample once, and none is started for what is kept."""
+    recipe, run = online_run(tee=True)
+    said = []
+    with consumption() as consumed, each_step(lambda: said.append(status_text(run))):
+        report = stage.run(recipe, run)
+        assert set(consumed.values()) == {2}
+        more = replace(recipe, train=replace(recipe.train, epochs=4.0))
+        before = len(events(run, "worker"))
+        again = stage.run(more, run, allow_change=["train.epochs"])
+    assert set(consumed.values()) == {4}
+    tokens = {s.sample_id: len(s.input_ids) for s in read_samples(run.prepared)}
+    assert report.numbers["captured_tokens"] == sum(tokens[i] for i in consumed)
+    assert report.numbers["kept_samples"] == 20
+    assert report.numbers["kept_bytes"] > 0
+    assert "20 of 20 samples are kept" in "\n".join(report.lines)
+    assert again.numbers["captured_tokens"] == 0
+    assert len(events(run, "worker")) == before
+    assert all("drafters wait" in text and "in the queue" in text for text in said)
+    assert "20 samples are kept" in said[-1]
+
+
+@contextmanager
+def each_step(call: Callable[[], object]) -> Iterator[None]:
+    """Behind each step that is told of."""
+    original = loop.Trainer._report
+
+    def report(self, *arguments):
+        original(self, *arguments)
+        call()
+
+    loop.Trainer._report = report
+    try:
+        yield
+    finally:
+        loop.Trainer._report = original
+
+
+def status_text(run: RunDir) -> str:
+    shown = io.StringIO()
+    with owned(run.root, "train"), redirect_stdout(shown):
+        status.run(status.Args(run=run.root))
+    return " ".join(shown.getvalue().split())

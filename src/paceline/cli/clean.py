@@ -121,6 +121,8 @@ def _counted(kind: "Kind", count: int) -> str:
     match kind:
         case "partial":
             return f"{counted(count, 'half-written file')} of dead processes"
+        case "kept":
+            return "what an online training has kept"
         case "copy":
             return f"{counted(count, 'local file')} with copies of shards"
         case "staged":

@@ -15,8 +15,8 @@ from paceline.cli.patience import answered
 from paceline.cli.terminal import say
 from paceline.stage_status import StageStatus
 from paceline.status import RunStatus, run_status
-from paceline.status_parts import Training
-from paceline.watch.words import counted, named, number, ordered, span
+from paceline.status_parts import OnlineNow, Training
+from paceline.watch.words import counted, named, number, ordered, short_bytes, span
 
 _WIDTH = 100
 
@@ -196,6 +196,8 @@ def _training_lines(training: Training) -> Iterator[str]:
         parts.append(f"simulated τ {_taus(training.tau)} at step {training.tau_step:,}")
     if parts:
         yield f"train: {', '.join(parts)}"
+    if training.online is not None:
+        yield f"train: {_online(training.online)}"
     if training.parent:
         yield f"train: {training.parent.words()}"
     if training.checkpoints:
@@ -203,6 +205,17 @@ def _training_lines(training: Training) -> Iterator[str]:
         count = len(training.checkpoints)
         more = f"{count} checkpoints, the last" if count > _NAMED else named(count, "checkpoint")
         yield f"train: {more} {kept}; best {training.best}"
+
+
+def _online(now: OnlineNow) -> str:
+    waits = f"drafters wait {now.drafters_wait:.0%} of the time, targets {now.targets_wait:.0%}"
+    rates = [
+        f"{rate:,.0f} tokens/s a {side}"
+        for side, rate in (("target", now.target_rate), ("drafter", now.drafter_rate))
+        if rate is not None
+    ]
+    kept = [] if now.kept_samples is None else [f"{now.kept_samples:,} samples are kept"]
+    return ", ".join([waits, *rates, f"{short_bytes(now.queue_bytes)} in the queue", *kept])
 
 
 def _wrapped(text: str) -> str:

@@ -261,6 +261,10 @@ def _train_host(
         tokens = _batch_tokens(recipe, sizes.trained)
         size = 2 * len(targets) * tokens * sizes.store.bytes_per_token
         parts.append(Part(name="features on their way", bytes=size, is_estimate=True))
+    if targets and train.tee:
+        # A shard that is written is copied once more, behind each other.
+        size = 2 * recipe.extract.shard_bytes + train.queue_bytes
+        parts.append(Part(name="features to be kept", bytes=size, is_estimate=True))
     if train.drafter_devices:
         mean = averaging_bytes(train, sizes.drafter)
         parts.append(Part(name="averaging on the host", bytes=mean, is_estimate=True))

@@ -46,6 +46,8 @@ class OnlinePlan:
     tokens: int
     """Of these samples, over all epochs."""
     queue_bytes: int
+    is_kept: bool
+    """Whether later epochs read what the first one captured."""
     """Of memory, for what waits."""
     target_tokens_per_s: Rate
     """Of one that never waits."""
@@ -66,7 +68,6 @@ def online_plan(recipe: Recipe, facts: Facts, extraction: Rate) -> OnlinePlan | 
     samples = facts.asked.online
     if not targets or samples is None:
         return None
-    # The targets work through each epoch anew.
     tokens = max(1, round(recipe.train.epochs * samples.tokens))
     one = _target_rate(recipe, facts.run_dir, extraction)
     other = _drafter_rate(facts.asked.drafter_tokens_per_s, facts.run_dir)
@@ -76,8 +77,12 @@ def online_plan(recipe: Recipe, facts: Facts, extraction: Rate) -> OnlinePlan | 
     if other.value:
         rates["drafters"] = len(drafters) * other.value
     slowest = min(rates, key=lambda side: rates[side], default=None)
-    at_least = None if slowest is None else tokens / rates[slowest]
     is_known = len(rates) == 2
+    at_least = None if slowest is None else tokens / rates[slowest]
+    if is_known and recipe.train.tee:
+        # Behind the first epoch the targets have nothing to do.
+        first = min(tokens, samples.tokens)
+        at_least = first / min(rates.values()) + (tokens - first) / rates["drafters"]
     best = None
     if one.value and other.value and not set(targets) & set(drafters):
         count = split_devices(one.value, other.value, len(targets) + len(drafters))
@@ -89,6 +94,7 @@ def online_plan(recipe: Recipe, facts: Facts, extraction: Rate) -> OnlinePlan | 
         samples=samples,
         tokens=tokens,
         queue_bytes=recipe.train.queue_bytes,
+        is_kept=recipe.train.tee,
         target_tokens_per_s=one,
         drafter_tokens_per_s=other,
         slower=slowest if is_known and slowest is not None else "unknown",
@@ -155,10 +161,13 @@ def online_lines(plan: OnlinePlan | None) -> Iterator[str]:
     """Sentences of the plan."""
     if plan is None:
         return
+    how = "in each epoch, and never stored"
+    if plan.is_kept:
+        how = "in the first epoch, and kept for the others (train.tee)"
     yield (
         f"online: {counted(plan.samples.count, 'training sample')} with "
-        f"{number(plan.samples.tokens)} tokens are captured while training, in each epoch, and "
-        f"never stored; {short_bytes(plan.queue_bytes)} of hidden states may wait for the drafters "
+        f"{number(plan.samples.tokens)} tokens are captured while training, {how}; "
+        f"{short_bytes(plan.queue_bytes)} of hidden states may wait for the drafters "
         "(train.queue_bytes). The store has the validation samples alone."
     )
     for side, rate in (

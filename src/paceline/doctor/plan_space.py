@@ -144,6 +144,18 @@ def places_of(
             is_estimate=True,
         ),
     ]
+    if online is not None and recipe.train.tee:
+        # The codec does as it does in the store.
+        share = sizes.total / max(1, samples.tokens)
+        places.append(
+            Place(
+                what="kept features",
+                path=str(run_dir.tee),
+                bytes=round(share * online.tokens),
+                there=_bytes_in(run_dir.tee),
+                is_estimate=True,
+            )
+        )
     if samples.basis != "corpus":
         files = 2 if recipe.regenerate.enabled else 1
         tokens = samples.tokens + (0 if online is None else online.tokens)

@@ -18,6 +18,7 @@ from paceline.extract.cleanable import (
     find_partials,
     find_shards,
     find_staged,
+    find_tee,
     find_words,
     read_listed,
     require_trained,
@@ -101,6 +102,8 @@ def plan_clean(
     find_staged(run_dir.root, dict.fromkeys(places), listed, finds, all_of_it=is_needless)
     if wanted.checkpoints:
         find_checkpoints(run_dir, wanted.keep, finds)
+    if wanted.features:
+        find_tee(run_dir.tee, run_dir.root, finds)
     store = None
     if wanted.features and record is not None:
         to = destination(recipe.extract, run_dir, record.fingerprint)
@@ -132,7 +135,7 @@ def carry_out(plan: CleanPlan, run_dir: RunDir, *, fs: FileSystem = REAL_FS) -> 
             work.remove(item)
     elif papers:
         work.failed.append("manifest and journal stay: they list what could not be removed.")
-    for folder in (run_dir.shard_cache, run_dir.staging):
+    for folder in (run_dir.shard_cache, run_dir.staging, run_dir.tee):
         _remove_empty(folder)
     return Cleaned(len(work.done), sum(item.bytes for item in work.done), tuple(work.failed))
 

@@ -21,12 +21,13 @@ from paceline.extract import sharing
 from paceline.extract.layout import JOURNAL
 from paceline.extract.ledger import UNIT_PREFIX
 from paceline.features import manifest as manifests
+from paceline.features.plan import tee_key
 from paceline.recipe.checkpoints import EVALUATION, SUMS, list_checkpoints, rank
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.stage import read_record
 from paceline.types.row_index import FILE_NAME as INDEX
 
-Kind = Literal["partial", "copy", "staged", "checkpoint", "shard", "paper"]
+Kind = Literal["partial", "copy", "staged", "checkpoint", "kept", "shard", "paper"]
 
 _OURS = re.compile(rf"\.(\d+)\{PARTIAL}$|^step_\d+\{PARTIAL}$")
 _CHECKPOINT = re.compile(r"step_\d+")
@@ -216,6 +217,27 @@ def find_words(store: Store, features: Path, finds: Finds) -> None:
                 finds.items.append(Item("paper", f"{store.url}/{name}", found.size, key=name))
             else:
                 finds.leave(f"{store.url}/{name}", "not the manifest of this run")
+
+
+def find_tee(tee: Path, root: Path, finds: Finds) -> None:
+    """What an online training has captured and kept: the shards that its journal lists."""
+    journal = tee / JOURNAL
+    if not journal.is_file():
+        return
+    listed = {
+        tee_key(record["index"])
+        for record in salvage(journal.read_bytes())
+        if record.get("kind") == "kept"
+    }
+    shards = []
+    for path in sorted(tee.glob("*")):
+        if path.name in listed and path.is_file() and not path.is_symlink():
+            shards.append(path)
+        elif path != journal and not path.name.endswith(PARTIAL):
+            finds.leave(_short(path, root), "not listed")
+    # Its list goes last: until then it can be gone on with.
+    paths = (*shards, journal)
+    finds.items.append(Item("kept", _short(tee, root), _size(paths), paths))
 
 
 def find_papers(features: Path, root: Path, finds: Finds) -> None:

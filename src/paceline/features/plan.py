@@ -45,6 +45,11 @@ def unit_key(index: int) -> str:
     return f"unit-{index:06d}.safetensors"
 
 
+def tee_key(index: int) -> str:
+    """`tee-000123.safetensors`: of samples kept while they were trained on, outside of any plan."""
+    return f"tee-{index:06d}.safetensors"
+
+
 def plan_units(
     lengths: Lengths, *, bytes_per_token: int, shard_bytes: int, batch_tokens: int
 ) -> tuple[Unit, ...]:

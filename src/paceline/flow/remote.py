@@ -105,7 +105,8 @@ class Remote:
     @property
     def pid(self) -> int | None:
         """Of its process; None where it has none."""
-        return self._child.pid if self._child else None
+        child = self._child
+        return child.pid if child else None
 
     @property
     def is_over(self) -> bool:
@@ -179,10 +180,17 @@ class Remote:
         self._over.set()
         self.kill()
 
+    def rest(self) -> None:
+        """End the process for now; `start` begins another."""
+        self.kill()
+        self.bury()
+        self._child = None
+
     def bury(self) -> None:
         """Wait until the process that `end` has killed is gone."""
-        if self._child is not None:
-            end_children([self._child], _GONE)
+        child = self._child
+        if child is not None:
+            end_children([child], _GONE)
         if self._pulse is not None:
             self._pulse.clear()
 

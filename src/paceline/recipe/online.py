@@ -68,7 +68,11 @@ def online_notes(recipe: Recipe) -> Iterator[str]:
     if not train.online:
         if train.target_devices:
             yield "train.target_devices has no effect without train.online."
+        if train.tee:
+            yield "train.tee has no effect without train.online: the store has all samples."
         return
+    if train.tee and train.epochs <= 1:
+        yield "train.tee: of a single epoch nothing is read again. Leave it out."
     if train.shard_window is not None:
         yield (
             "train.shard_window has no effect with train.online: training samples are captured in "

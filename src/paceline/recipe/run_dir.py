@@ -48,6 +48,11 @@ class RunDir:
         return self.root / "cache"
 
     @property
+    def tee(self) -> Path:
+        """What an online training has captured and kept."""
+        return self.root / "tee"
+
+    @property
     def checkpoints(self) -> Path:
         """`step_000600/` folders."""
         return self.root / "checkpoints"

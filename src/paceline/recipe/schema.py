@@ -258,6 +258,9 @@ class TrainRecipe:
     reading them from the store: `extract` then keeps the validation samples alone."""
     target_devices: tuple[str, ...] = ()
     """Online: devices of the target's workers, a process each, such as `cuda:0`, or `cpu:0`."""
+    tee: bool = False
+    """Online: keep what is captured in `tee/` of the run directory, so that later epochs read it
+    and need no target."""
     drafter_devices: tuple[str, ...] = ()
     """Devices of drafters that train side by side, a process each, and are kept one model by
     `sync`; empty trains one drafter on `device`, in this process."""

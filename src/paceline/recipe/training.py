@@ -19,6 +19,7 @@ WITHOUT_EFFECT = (
     "train.tracker_project",
     "train.tracker_options",
     "train.target_devices",
+    "train.tee",
     "train.drafter_devices",
     "train.queue_bytes",
 )

@@ -104,6 +104,12 @@ class Agenda:
             return tuple(owed)
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing is handed out any more: all is consumed, or `close` was called."""
+        with self._change:
+            return self._closed or self._consumed == self._end
+
+    @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed

@@ -12,7 +12,7 @@ from paceline.recipe.fingerprint import digest_file
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.target.spec import TargetSpec
-from paceline.train.online import OnlineSamples
+from paceline.train.batches import OnlineSamples
 from paceline.train.source import SampleOrder, StoredFeatures, training_samples_per_shard
 from paceline.types.row_index import open_rows
 from paceline.types.sample import Split, read_samples
@@ -118,7 +118,7 @@ def _captured_data(
             lines=rows.positions,
             tokens=rows.lengths,
             sample_of=order,
-            name_of=rows.sample_ids.__getitem__,
+            ids=rows.sample_ids,
             batch_tokens=recipe.extract.batch_tokens,
         ),
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.durable.errors import Interrupted, OutOfMemory, TrainingDiverged
-from paceline.flow.channel import Channel, Meters
+from paceline.flow.channel import Channel
 from paceline.flow.signals import Stop, signals_noted
 from paceline.recipe.checkpoints import read_evaluation, write_evaluation
 from paceline.recipe.schema import TrainRecipe
@@ -20,6 +20,7 @@ from paceline.train.data import TrainData
 from paceline.train.fed import Fed
 from paceline.train.learner import StepResult
 from paceline.train.schedule import rate_factor, warmup_share
+from paceline.train.sides import Sides
 from paceline.train.source import Feed, is_over, planned_samples
 from paceline.watch.events import Counts, EventWriter
 from paceline.watch.progress import TokenProgress
@@ -41,25 +42,26 @@ class Trainer:
         state: TrainState,
         *,
         feed: FeedOf,
+        sides: Sides,
         checkpoints: Path,
         events: EventWriter,
         redone: Mapping[str, int] | None = None,
         claim: Callable[[], None] = lambda: None,
     ) -> None:
-        """`feed` opens the channel that the samples of an agenda come through.
+        """`feed` opens the channel that the samples of an agenda come through, watched by `sides`.
 
         `redone` counts the damaged checkpoints that were passed over, by reason. `claim` is asked
         before each checkpoint, and raises where the folder is another's by now.
         """
         self._recipe, self._data, self._crew = recipe, data, crew
-        self._state, self._feed_of = state, feed
+        self._state, self._feed_of, self._sides = state, feed, sides
+        self._began_with = state.tokens
         self._checkpoints, self._events = checkpoints, events
         self._total = planned_samples(recipe.epochs, data.num_train)
         self._resumed_at = state.samples
         self._redone = redone or {}
         self._claim = claim
         self._stop = Stop()
-        self._meters: Callable[[], Meters] | None = None
         self._kept = state
         self._agenda = Agenda(consumed=state.samples, owed=state.owed, end=self._total)
         tokens = data.tokens_until(self._total)
@@ -84,7 +86,6 @@ class Trainer:
             self._feed_of(self._agenda) as channel,
             self._progress as progress,
         ):
-            self._meters = channel.meters
             self._events.emit(
                 "start",
                 self.counts(),
@@ -239,21 +240,10 @@ class Trainer:
             gradient_norm=result.gradient_norm,
             samples_digest=hashlib.sha256("\n".join(result.sample_ids).encode()).hexdigest()[:16],
             empty_samples=result.empty_samples,
-            **self._waits(),
+            **self._sides.now(self._state.tokens - self._began_with),
             **(problem if result.problem else {}),
             **parts,
         )
-
-    def _waits(self) -> dict[str, float]:
-        """Bytes in the channel, and seconds that its two sides have waited since the start."""
-        if self._meters is None:
-            return {}
-        now = self._meters()
-        return {
-            "queue_bytes": now.bytes_held,
-            "put_wait": round(now.put_wait, 3),
-            "lease_wait": round(now.lease_wait, 3),
-        }
 
     def counts(self) -> Counts:
         """How far the training is, for events."""

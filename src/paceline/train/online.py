@@ -4,15 +4,13 @@ import logging
 import os
 import re
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
-from paceline.durable.errors import ChannelClosed, ChannelFailed, WorkerFailed
+from paceline.durable.errors import ChannelClosed, ChannelFailed, ShardDamaged, WorkerFailed
 from paceline.flow.channel import Channel
 from paceline.flow.devices import device_environment
 from paceline.flow.parcel import FeatureHandle, Parcel, allow_many_parcels
@@ -20,38 +18,21 @@ from paceline.flow.process import environment_of
 from paceline.flow.remote import Remote, RemoteDied, RemotePolicy
 from paceline.flow.stuck import Report
 from paceline.train.agenda import Agenda
+from paceline.train.batches import Batches, OnlineSamples
 from paceline.train.capture import CaptureBatch, Captured, CaptureJob, open_capturer
 from paceline.train.fed import Fed
+from paceline.train.tee import Tee
 
 _LOG = logging.getLogger(__name__)
-
-_WINDOW = 8
-"""Batches' worth of samples that are taken at a time, and grouped by length."""
 
 _MOST_ITEMS = 1024
 """Samples that may wait in the queue, however small: each takes descriptors of the process."""
 
-_RETRIES = 3
-"""Deaths or failures over one sample alone after which it is quarantined."""
+_GLANCE = 0.2
+"""Seconds between two looks of a target that has nothing to do whether it is needed at all."""
 
 _LAST_WAIT = 2.0
 """Seconds that the end waits for each thread."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnlineSamples:
-    """Where the training samples of a corpus are, by their number."""
-
-    lines: npt.NDArray[np.int64]
-    """Where each sample's line begins."""
-    tokens: npt.NDArray[np.int32]
-    """Of each sample."""
-    sample_of: Callable[[int], int]
-    """The number of the sample at a position of the order over all epochs."""
-    name_of: Callable[[int], str]
-    """The id of the sample with a number."""
-    batch_tokens: int
-    """At most this many tokens in one forward pass, or one sample."""
 
 
 @dataclass
@@ -61,6 +42,8 @@ class TargetMeters:
     tokens: int = 0
     seconds: float = 0.0
     """In which they computed, summed over them."""
+    read_wait: float = 0.0
+    """Seconds that what was kept has waited for room in the channel."""
 
     @property
     def rate(self) -> float | None:
@@ -96,14 +79,17 @@ class TargetSide:
         policy: RemotePolicy,
         report: Report,
         least_bytes: int = 0,
+        tee: Tee | None = None,
     ) -> None:
-        """`least_bytes` is what a sample counts in the channel at least."""
+        """`least_bytes` is what a sample counts in the channel at least.
+
+        What is captured is offered to `tee`, and what that has is read there.
+        """
         self._least_bytes = least_bytes
         self._samples, self._agenda, self._channel = samples, agenda, channel
-        self._report = report
+        self._report, self._tee = report, tee
         self._lock = threading.Lock()
-        self._batches: list[tuple[int, ...]] = []
-        self._failures: dict[int, int] = {}
+        self._batches = Batches(samples, agenda, None if tee is None else tee.has)
         self.meters = TargetMeters()
         self._remotes = []
         for number, name in enumerate(devices):
@@ -125,6 +111,10 @@ class TargetSide:
             threading.Thread(target=self._drive, args=(remote,), name=remote.name, daemon=True)
             for remote in self._remotes
         ]
+        if tee is not None:
+            reader = threading.Thread(target=self._read, args=(tee,), name="tee reader")
+            reader.daemon = True
+            self._threads.append(reader)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -149,15 +139,50 @@ class TargetSide:
             remote.bury()
 
     def _drive(self, remote: Remote) -> None:
+        with self._telling():
+            try:
+                while not self._agenda.is_over:
+                    batch = self._batches.to_capture(_GLANCE)
+                    if batch is not None:
+                        self._feed(remote, batch)
+                    elif remote.pid is not None and self._is_needless():
+                        _LOG.info("%s ends: every sample is kept", remote.name)
+                        remote.rest()
+            except WorkerFailed as error:
+                self._give_up(error)
+
+    def _read(self, tee: Tee) -> None:
+        """The thread that reads what is kept."""
+        with self._telling():
+            while (position := self._batches.to_read()) is not None:
+                number = self._samples.sample_of(position)
+                try:
+                    features = tee.read(number)
+                except (ShardDamaged, OSError, KeyError) as error:
+                    _LOG.warning("tee: %s. Its samples are captured again.", error)
+                    tee.forget(number)
+                    self._batches.capture(position)
+                    continue
+                num_bytes = max(features.num_bytes, self._least_bytes)
+                begun = time.monotonic()
+                self._channel.put(Fed(position, features), features.tokens.sample_ids, num_bytes)
+                self.meters.read_wait += time.monotonic() - begun
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Whatever ends a thread, the trainer hears of it."""
         try:
-            remote.start()
-            self._feed(remote)
+            yield
         except (ChannelClosed, ChannelFailed, RemoteDied):
             return  # The trainer has left; it knows why.
-        except WorkerFailed as error:
-            self._give_up(error)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the trainer must hear of it
+        except BaseException as error:  # noqa: BLE001 - whatever it is
             self._channel.fail(error)
+
+    def _is_needless(self) -> bool:
+        """Whether nothing is left that a target has to capture."""
+        if self._tee is None:
+            return False
+        return len(self._tee) + self._batches.given_up >= len(self._samples.tokens)
 
     def _give_up(self, error: WorkerFailed) -> None:
         with self._lock:
@@ -167,36 +192,38 @@ class TargetSide:
         if is_last:
             self._channel.fail(WorkerFailed(f"every target worker has given up. {error}"))
 
-    def _feed(self, remote: Remote) -> None:
-        in_hand: deque[tuple[int, ...]] = deque()
+    def _feed(self, remote: Remote, first: tuple[int, ...]) -> None:
+        """Have it capture `first`, and all that there is without waiting."""
+        in_hand = deque([first])
         try:
-            while in_hand or self._ask(remote, in_hand, wait=True):
+            if remote.pid is None:
+                remote.start()
+            self._post(remote, first)
+            while in_hand:
                 answer = self._answer(remote, in_hand)
                 if answer is None:
                     continue
                 parcels, captured = answer
                 # It computes the next batch while this one waits for room.
-                self._ask(remote, in_hand, wait=False)
+                following = self._batches.to_capture()
+                if following is not None:
+                    in_hand.append(following)
+                    self._post(remote, following)
                 self._put(in_hand.popleft(), captured.samples, parcels)
         finally:
             # Where this worker gives up, others do what it had.
             for batch in in_hand:
-                self._agenda.again(batch)
+                self._batches.again(batch)
 
-    def _ask(self, remote: Remote, in_hand: deque[tuple[int, ...]], *, wait: bool) -> bool:
-        """Give it another batch; False where there is none, now or, with `wait`, any more."""
-        batch = self._take(wait=wait)
-        if batch is None:
-            return False
-        in_hand.append(batch)
-        lines = tuple(int(self._samples.lines[self._sample(p)]) for p in batch)
+    def _post(self, remote: Remote, batch: tuple[int, ...]) -> None:
+        lines = tuple(int(self._samples.lines[self._samples.sample_of(p)]) for p in batch)
         while True:
             try:
                 remote.post(CaptureBatch(lines))
             except RemoteDied as died:
                 remote.restart(str(died))
             else:
-                return True
+                return
 
     def _answer(
         self, remote: Remote, in_hand: deque[tuple[int, ...]]
@@ -227,73 +254,22 @@ class TargetSide:
                 # From here on it is this process that holds it.
                 own = replace(handle, parcel=parcel.handle)
                 item = Fed(position, own.over(parcel), parcel, own)
+                if self._tee is not None:
+                    self._tee.offer(self._samples.sample_of(position), item.features)
+                self._batches.captured(position)
                 num_bytes = max(parcel.num_bytes, self._least_bytes)
                 self._channel.put(item, own.tokens.sample_ids, num_bytes)
                 waiting.pop(0)
         finally:
             for _, _, parcel in waiting:
                 parcel.close()
-            self._agenda.again(position for position, _, _ in waiting)
-
-    def _sample(self, position: int) -> int:
-        return self._samples.sample_of(position)
-
-    def _take(self, *, wait: bool = True) -> tuple[int, ...] | None:
-        """The next batch; None where there is none now, or, with `wait`, where all is consumed."""
-        while True:
-            with self._lock:
-                if self._batches:
-                    return self._batches.pop(0)
-                # A window as large as several batches: fewer would be padded to their longest.
-                room = _WINDOW * self._samples.batch_tokens
-                positions: list[int] = []
-                while room > 0 and (more := self._agenda.take_more(1)):
-                    positions += more
-                    room -= int(self._samples.tokens[self._sample(more[0])])
-                if positions:
-                    self._batches = self._grouped(positions)
-                    continue
-            if not wait:
-                return None
-            position = self._agenda.take()
-            if position is None:
-                return None
-            return (position,)
-
-    def _grouped(self, positions: Sequence[int]) -> list[tuple[int, ...]]:
-        """Batches of samples of similar length, those of the earliest positions first."""
-        length = {p: int(self._samples.tokens[self._sample(p)]) for p in positions}
-        batches: list[tuple[int, ...]] = []
-        group: list[int] = []
-        for position in sorted(positions, key=lambda p: (-length[p], p)):
-            # The first of a group is its longest: all others are padded to it.
-            is_full = group and length[group[0]] * (len(group) + 1) > self._samples.batch_tokens
-            # Who failed before goes alone, so that it takes no others with it.
-            if is_full or (group and {position, group[0]} & self._failures.keys()):
-                batches.append(tuple(group))
-                group = []
-            group.append(position)
-        batches.append(tuple(group))
-        return sorted(batches, key=min)
+            self._batches.again([position for position, _, _ in waiting])
 
     def _failed(self, batch: tuple[int, ...], reason: str) -> None:
-        """A worker died or failed over a batch: its samples alone, next, or set aside."""
-        back = list(batch)
-        aside = []
-        with self._lock:
-            if len(back) == 1:
-                (position,) = back
-                self._failures[position] = self._failures.get(position, 0) + 1
-                if self._failures[position] > _RETRIES:
-                    aside, back = back, []
-            else:
-                self._failures.update({p: self._failures.get(p, 0) for p in back})
-        if aside:
-            name = self._samples.name_of(self._sample(aside[0]))
+        name = self._batches.failed(batch)
+        if name is not None:
             _LOG.error("sample %s is set aside: %s", name, reason)
             self._report("quarantined", {"key": name, "reason": reason})
-            self._agenda.consume(aside)
-        self._agenda.again(back)
 
 
 @contextmanager
@@ -306,8 +282,12 @@ def captured_features(
     queue_bytes: int,
     policy: RemotePolicy,
     report: Report,
+    tee: Tee | None = None,
 ) -> Iterator[tuple[Channel[Fed], TargetSide]]:
-    """A channel that the targets fill with the samples of `agenda`, ahead of its readers."""
+    """A channel that the targets fill with the samples of `agenda`, ahead of its readers.
+
+    What `tee` has, no target captures.
+    """
     allow_many_parcels()
     channel: Channel[Fed] = Channel(queue_bytes)
     side = TargetSide(
@@ -319,6 +299,7 @@ def captured_features(
         policy=policy,
         report=report,
         least_bytes=queue_bytes // _MOST_ITEMS,
+        tee=tee,
     )
     side.start()
     try:

@@ -1,9 +1,7 @@
 """How a training is put together: its drafters, and what their features come from."""
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +10,12 @@ import torch
 
 from paceline.drafter.dflash import DFlash
 from paceline.features.manifest import Manifest
-from paceline.flow.balance import starvation
-from paceline.flow.channel import Channel, Meters
+from paceline.flow.channel import Channel
 from paceline.flow.remote import RemotePolicy
 from paceline.recipe.objective_inputs import needs_all_tokens
-from paceline.recipe.online import training_devices
+from paceline.recipe.online import capture_devices, training_devices
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.schema import Recipe
+from paceline.recipe.schema import Recipe, TrainRecipe
 from paceline.target.head import TargetHead
 from paceline.target.spec import read_spec
 from paceline.train.agenda import Agenda
@@ -34,55 +31,15 @@ from paceline.train.fed import Fed
 from paceline.train.memory import LOADING, Demand, Meter, tell_prediction
 from paceline.train.online import captured_features
 from paceline.train.reduced import ReducedTeam
+from paceline.train.sides import Sides
 from paceline.train.source import stored_features
+from paceline.train.tee import TeePlace, open_tee
 from paceline.watch.events import EventWriter
 
 _CHECK_SAMPLES = 4
 
-
-@dataclass
-class Sides:
-    """How long the sides of the channel waited for each other."""
-
-    targets: int
-    drafters: int
-    meters: Meters | None = None
-    seconds: float = 0.0
-    target_rate: float | None = None
-    """Tokens per second of one target that never waits."""
-    tokens: int = 0
-    """That the drafters have consumed."""
-
-    @property
-    def drafter_rate(self) -> float | None:
-        """Tokens per second of one drafter that never waits."""
-        if self.meters is None:
-            return None
-        seconds = self.seconds * self.drafters - self.meters.lease_wait
-        return self.tokens / seconds if self.tokens and seconds > 0 else None
-
-    def sentence(self) -> str | None:
-        """Which side starves, and what helps."""
-        if self.meters is None or not self.seconds:
-            return None
-        return starvation(
-            self.meters.lease_wait / self.seconds / self.drafters,
-            self.meters.put_wait / self.seconds / self.targets,
-            targets=self.targets,
-            drafters=self.drafters,
-        )
-
-    def numbers(self) -> dict[str, Any]:
-        """For the record."""
-        if self.meters is None:
-            return {}
-        return {
-            "queue_peak_bytes": self.meters.peak_bytes,
-            "drafters_waited": round(self.meters.lease_wait, 1),
-            "targets_waited": round(self.meters.put_wait, 1),
-            "target_rate": self.target_rate and round(self.target_rate, 1),
-            "drafter_rate": self.drafter_rate and round(self.drafter_rate, 1),
-        }
+_CHECKPOINTS = 2
+"""That the disk has room for, whatever else is kept there."""
 
 
 def report_to(events: EventWriter) -> Callable[[str, dict[str, Any]], None]:
@@ -152,11 +109,10 @@ def demand_of(recipe: Recipe, data: TrainData) -> Demand:
     return Demand(longest=int(longest), is_tied=spec.tie_word_embeddings)
 
 
-def sides_of(recipe: Recipe) -> Sides:
-    """How many work on each side; without targets the one thread that reads the store."""
-    train = recipe.train
-    targets = max(1, len(train.target_devices)) if train.online else 1
-    return Sides(targets=targets, drafters=max(1, len(train.drafter_devices)))
+def checkpoint_bytes(train: TrainRecipe, parameters: int) -> int:
+    """Of one checkpoint: fp32 weights, and of each drafter two moments and weights of its own."""
+    drafters = len(train.drafter_devices)
+    return 4 * parameters * (1 + (3 * drafters if drafters else 2))
 
 
 @contextmanager
@@ -168,11 +124,19 @@ def open_feed(
     agenda: Agenda,
     sides: Sides,
     events: EventWriter,
+    *,
+    parameters: int,
 ) -> Iterator[Channel[Fed]]:
-    """The channel that the samples of `agenda` come through; `sides` is filled in at its end."""
-    train, started = recipe.train, time.monotonic()
+    """The channel that the samples of `agenda` come through, which `sides` then watches.
+
+    What is kept leaves the disk room for checkpoints of a drafter with so many `parameters`.
+    """
+    train = recipe.train
     if data.captured is None:
-        with stored_features(data.stored, agenda, data.order, train.queue_bytes) as channel:
+        with (
+            stored_features(data.stored, agenda, data.order, train.queue_bytes) as channel,
+            sides.watching(channel),
+        ):
             yield channel
         return
     job = CaptureJob(
@@ -185,18 +149,26 @@ def open_feed(
         chunk_tokens=recipe.extract.chunk_tokens,
         check_positions=tuple(data.captured.lines[:_CHECK_SAMPLES].tolist()),
     )
-    opened = captured_features(
-        job,
-        data.captured,
-        agenda,
-        devices=train.target_devices or (recipe.target.device,),
-        queue_bytes=train.queue_bytes,
-        policy=RemotePolicy(threads=recipe.target.threads),
-        report=report_to(events),
+    place = TeePlace(
+        folder=run_dir.tee,
+        fingerprint=manifest.fingerprint,
+        codec=manifest.codec,
+        shard_bytes=recipe.extract.shard_bytes,
+        waiting_bytes=train.queue_bytes,
+        reserve=_CHECKPOINTS * checkpoint_bytes(train, parameters),
     )
-    with opened as (channel, side):
-        try:
-            yield channel
-        finally:
-            sides.meters, sides.seconds = channel.meters(), time.monotonic() - started
-            sides.target_rate = side.meters.rate
+    with (
+        open_tee(place, data.captured.ids) if train.tee else nullcontext() as tee,
+        captured_features(
+            job,
+            data.captured,
+            agenda,
+            devices=capture_devices(recipe),
+            queue_bytes=train.queue_bytes,
+            policy=RemotePolicy(threads=recipe.target.threads),
+            report=report_to(events),
+            tee=tee,
+        ) as (channel, side),
+        sides.watching(channel, side.meters, tee),
+    ):
+        yield channel

@@ -35,11 +35,12 @@ from paceline.train.fork import open_fork
 from paceline.train.kept import KeptCheckpoints, best_checkpoint
 from paceline.train.loop import Trainer
 from paceline.train.memory import LOADING, Meter, Use, numbers_of
-from paceline.train.opening import Sides, open_crew, open_feed, sides_of
+from paceline.train.opening import open_crew, open_feed
 from paceline.train.report import choice, left_out, nothing_learned, worse
 from paceline.train.resume import chosen_checkpoint, make_newest, refuse_foreign
 from paceline.train.rng import seeded
 from paceline.train.schedule import warmup_share
+from paceline.train.sides import sides_of
 from paceline.train.software import software, tell_drift
 from paceline.train.source import cache_warnings, planned_samples
 from paceline.train.start import Remarks, first_drafter, remarks_on
@@ -233,8 +234,16 @@ def _train(
             crew,
             state,
             feed=lambda agenda: open_feed(
-                recipe, run_dir, data, reader.manifest, agenda, sides, events
+                recipe,
+                run_dir,
+                data,
+                reader.manifest,
+                agenda,
+                sides,
+                events,
+                parameters=crew.num_parameters,
             ),
+            sides=sides,
             checkpoints=run_dir.checkpoints,
             events=events,
             redone=redone,
@@ -244,9 +253,11 @@ def _train(
             _LOG.info("going on from %s (%d samples done)", start.name, state.samples)
         for folder in trainer.run():
             kept.add(folder, trainer.state.tau)
-        sides.tokens = trainer.state.tokens - state.tokens
         memory = crew.memory()
-    report = _finish(run_dir, trainer.state, record, data, drafter, remarks, sides, memory)
+        waits = sides.numbers(trainer.state.tokens - state.tokens)
+    report = _finish(
+        run_dir, trainer.state, record, data, drafter, remarks, waits, [*sides.sentences()], memory
+    )
     events.emit("finished", trainer.counts(), step=trainer.state.step, report=report.numbers)
     return report
 
@@ -315,7 +326,8 @@ def _finish(
     data: TrainData,
     drafter: DFlash,
     remarks: Remarks,
-    sides: Sides,
+    waits: Mapping[str, Any],
+    balance: Sequence[str],
     memory: Sequence[Use],
 ) -> Report:
     if not state.labels:
@@ -337,7 +349,7 @@ def _finish(
         "parameters": sum(p.numel() for p in drafter.parameters()),
         **({"parent": asdict(state.parent)} if state.parent else {}),
         **remarks.numbers,
-        **sides.numbers(),
+        **waits,
         **numbers_of(memory),
         "remarks": [*(f"warning: {sentence}" for sentence in warnings), *remarks.facts],
     }
@@ -352,7 +364,7 @@ def _finish(
     ]
     if state.skipped_steps:
         lines.append(f"{state.skipped_steps} steps had no finite gradient and changed nothing")
-    lines += [s for s in [sides.sentence()] if s]
+    lines += balance
     lines += [use.sentence() for use in memory]
     lines += remarks.facts
     # Those of the start stand in the log.

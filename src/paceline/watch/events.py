@@ -13,12 +13,13 @@ stage), `kind`, and `elapsed` (seconds since the stage began in this process). T
 - `interrupted`: `error`. It and `failed` repeat the last counts where there are any.
 - of `train`: `step` and `skipped_step` (not finite, nothing changed), both with the counts and
   with `step`, `loss`, `learning_rate`, `gradient_norm`, `queue_bytes` (features that wait),
-  `put_wait` and `lease_wait` (seconds that those who make and those who use them have waited, since
-  the start and over all of them); `worker`, `quarantined`, `stuck` and `unstuck` as of `extract`,
-  where workers train; `evaluation` with `step` and
-  `simulated_tau` by method; `checkpoint` with `step` and `folder`; `override` with `key`, `made`,
-  `asked` and `step`; `fork`, where it begins with another run's checkpoint, with `run`, `name`,
-  `step` and `fingerprint` of that.
+  `put_wait` and `lease_wait` (seconds that those who make and those who use them have waited,
+  since the start and over all of them), and of an online training the fields of
+  `status_parts.OnlineNow`, `captured_tokens` and `kept_bytes`; `worker`, `quarantined`, `stuck` and
+  `unstuck` as of `extract`, where workers train; `evaluation` with `step` and `simulated_tau` by
+  method; `checkpoint` with `step` and `folder`; `override` with `key`, `made`, `asked` and `step`;
+  `fork`, where it begins with another run's checkpoint, with `run`, `name`, `step` and
+  `fingerprint` of that.
 - of `extract`: `checking`, while the store is compared with the records, with `part`, `units`, and
   how many of them are proven by now as `units_done` and `units_skipped`; `recovery` with `ending`
   and `lines`, how the last run ended; `worker` with
