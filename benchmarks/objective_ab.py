@@ -3,8 +3,7 @@
     python benchmarks/objective_ab.py [--run runs/demo] [--budget 420] [--arms ce-gamma,dpace]
 
 Long: about an hour. It begins with the run of `make demo`, which it only reads, and keeps what it
-makes in runs/ab: what is there is not made again. The demo's answers are captured once more, with
-`last`, which the target's distribution is made of.
+makes in runs/ab: what is there is not made again.
 
 Every arm (ab/arms.py) has the demo's drafter and data, and the same initial weights, order of
 samples, anchors and thread. `--budget` CPU-seconds of this process are what its steps may take,
@@ -22,7 +21,6 @@ Prints a line of JSON for each arm as soon as it is measured, and a table in Mar
 import argparse
 import json
 import logging
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -47,6 +45,7 @@ from ab.walks import (
 
 from paceline.durable.errors import PacelineError
 from paceline.durable.fs import write_atomic
+from paceline.features.manifest import load
 from paceline.recipe.load import load_recipe
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
@@ -54,7 +53,6 @@ from paceline.recipe.schema import Recipe
 BUDGET = 420.0
 WORK = Path("runs/ab")
 CHANGES = (
-    "extract.last=true",
     "train.threads=1",
     "train.evaluations=1",
     "train.eval_samples=4",
@@ -68,7 +66,7 @@ def compare(
     """Train and measure each arm; returns the tables. Raises ValueError where `work` is another's.
 
     Args:
-        source: a run whose answers are made.
+        source: a run whose features are made, with `last`.
         work: where everything is kept.
         arms: the first is what the others are compared with.
         budget: CPU-seconds of an arm's steps.
@@ -80,7 +78,7 @@ def compare(
     changes = (*CHANGES, f"train.seed={seed}", f"score.max_prompts={prompts}")
     recipe = load_recipe(source.recipe, changes)
     recipes = {arm.name: arm.of(recipe) for arm in arms}
-    run = _features(source, RunDir(work / "run"), changes)
+    run = _linked(source, RunDir(work / "run"))
     bench = open_bench(recipe, run)
     answers = {HELD_OUT: held_out(bench, work / "answers"), VALIDATION: list(validation(bench))}
     own = work / f"budget-{budget:g}-seed-{seed}"
@@ -97,18 +95,16 @@ def compare(
     return "\n\n".join(_table(over, outcomes, taus) for over in (HELD_OUT, BOTH))
 
 
-def _features(source: RunDir, run: RunDir, changes: Sequence[str]) -> RunDir:
-    """The run with the demo's answers and features that hold `last`."""
+def _linked(source: RunDir, run: RunDir) -> RunDir:
+    """A run over corpus and features of another, which nothing from here on writes to."""
+    if not load(source.features).last:
+        raise ValueError(f"{source.features}: without `last`. Run `make demo` of this version.")
     run.root.mkdir(parents=True, exist_ok=True)
-    if not run.corpus.is_symlink():
-        run.corpus.symlink_to(source.corpus.resolve())
-    if run.corpus.resolve() != source.corpus.resolve():
-        raise ValueError(f"{run.corpus}: that of another run. Give another --work.")
-    command = [sys.executable, "-m", "paceline", "extract", str(source.recipe)]
-    command += ["--run", str(run.root)]
-    for change in changes:
-        command += ["--set", change]
-    subprocess.run(command, stdout=sys.stderr, check=True)
+    for link, folder in ((run.corpus, source.corpus), (run.features, source.features)):
+        if not link.is_symlink():
+            link.symlink_to(folder.resolve())
+        if link.resolve() != folder.resolve():
+            raise ValueError(f"{link}: that of another run. Give another --work.")
     return run
 
 
@@ -176,9 +172,6 @@ def main() -> int:
     asked = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     source = RunDir(asked.run)
-    if not source.regenerated.is_file():
-        print(f"{source.regenerated}: not there. Run `make demo` first.", file=sys.stderr)
-        return 2
     try:
         arms = arms_named(asked.arms)
         tables = compare(

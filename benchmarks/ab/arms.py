@@ -12,6 +12,10 @@ _STAGE_2 = 0.85
 """Share of the samples after which `stage12` has its second stage."""
 
 
+_COMMON = {"gamma": 2.0, "schedule": "cosine"}
+"""Of arms that say nothing else: the demo's own are those of its objective."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     """One way to train."""
@@ -23,7 +27,8 @@ class Arm:
 
     def of(self, recipe: Recipe, **own: Any) -> Recipe:
         """The demo's recipe, changed. Raises RecipeError where a key is refused."""
-        train = replace(recipe.train, objective=self.objective, **self.changes, **own)
+        changes = {**_COMMON, **self.changes, **own}
+        train = replace(recipe.train, objective=self.objective, **changes)
         changed = replace(recipe, train=train)
         check_recipe(changed)
         return changed

@@ -26,6 +26,7 @@ from paceline.train.data import TrainData, open_data, stored_of
 from paceline.train.learner import Learner, StepResult
 from paceline.train.loop import Trainer
 from paceline.train.rng import seeded
+from paceline.train.sides import Sides
 from paceline.train.source import Feed, stored_features
 from paceline.train.start import first_drafter
 from paceline.train.vocabulary import VocabularyCounts
@@ -159,6 +160,7 @@ def trained(
             feed=lambda agenda: stored_features(
                 bench.data.stored, agenda, bench.data.order, train.queue_bytes
             ),
+            sides=Sides(targets=1, drafters=1),
             checkpoints=folder / "checkpoints",
             events=events,
         )
