@@ -181,12 +181,14 @@ def stage_status(
 
 
 def _hanging(event: dict[str, Any], now: float) -> str:
-    """A call of the stage's own process that has not returned."""
+    """A call of the stage's own process, or of a training's worker, that has not returned."""
     seconds = event.get("seconds")
     lasted = max(0.0, now - event["t"]) + (seconds if _is_number(seconds) else 0.0)
     state = _text(event.get("process_state"))
     frozen = f" (process state {state})" if state else ""
-    return f"{event.get('call')} {event.get('path')} has not returned for {span(lasted)}{frozen}."
+    call = " ".join(t for t in (_text(event.get("call")), _text(event.get("path"))) if t)
+    who = _text(event.get("name"))
+    return f"{f'{who}: ' if who else ''}{call} has not returned for {span(lasted)}{frozen}."
 
 
 def started_anew(host: str | None, since: float) -> str:

@@ -96,6 +96,21 @@ def test_an_item_larger_than_the_bound_is_admitted_alone_and_not_overtaken():
     assert channel.meters().peak_bytes == 500
 
 
+def test_who_keeps_what_it_has_until_the_next_comes_gets_it_beyond_the_bound():
+    channel: Channel[int] = Channel(100)
+    producer = _thread(lambda: [channel.put(i, [f"s{i}"], 60) for i in range(4)])
+    kept = [channel.lease(keeps=True, timeout=5) for _ in range(3)]
+    assert [lease.item for lease in kept if lease is not None] == [0, 1, 2]
+    with pytest.raises(TimeoutError):
+        channel.lease(timeout=0.1)
+    assert channel.meters().items_put == 3, "none is let in for who may release what it has"
+    for lease in kept:
+        assert lease is not None
+        lease.release()
+    producer.join(5)
+    assert channel.meters().items_put == 4
+
+
 @pytest.mark.parametrize("how", ["fail", "close"])
 def test_every_waiter_is_woken_within_a_second(how: str):
     full: Channel[int] = Channel(10)
@@ -245,3 +260,18 @@ def test_nothing_is_lost_doubled_or_over_the_bound(bound, sizes, producers, cons
     assert (meters.bytes_held, meters.samples_uncommitted) == (0, 0)
     assert meters.samples_committed == len(sizes)
     assert meters.peak_bytes <= max([bound, *sizes])
+
+
+def test_as_many_items_as_are_allowed_are_held_however_small():
+    channel = Channel(1000, 2)
+    channel.put("a", ["a"], 1)
+    channel.put("b", ["b"], 1)
+    came = threading.Thread(target=channel.put, args=("c", ["c"], 1))
+    came.start()
+    lease = channel.lease()
+    came.join(0.2)
+    assert came.is_alive(), "what is leased is held"
+    assert channel.meters().bytes_held == 2
+    lease.release()
+    came.join(5)
+    assert not came.is_alive()

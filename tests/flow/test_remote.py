@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,31 @@ def test_a_process_that_others_found_dead_is_not_left_behind(remote):
     helper.restart("its memory is gone")
     assert helper.ask("again")[0] != first
     assert not Path(f"/proc/{first}").exists()
+
+
+def test_one_that_rests_is_gone_and_begins_again_as_if_it_were_new(remote):
+    helper = remote()
+    helper.start()
+    first = helper.pid
+    helper.rest()
+    assert helper.pid is None
+    assert not Path(f"/proc/{first}").exists()
+    helper.start()
+    assert helper.ask("again")[0] != first
+    assert helper.deaths == 0
+    assert [what for _, what in helper.told] == ["started", "started"]
+
+
+def test_one_that_is_frozen_is_told_by_its_name_killed_and_begun_again(remote, caplog):
+    helper = remote(policy=replace(QUICK, stuck_after=0.5, kill_after=1.5))
+    helper.start()
+    os.kill(helper.pid, signal.SIGSTOP)
+    with pytest.raises(RemoteDied, match="killed by SIGKILL"):
+        helper.ask("never")
+    assert "helper (process" in caplog.text
+    assert "worker 3" not in caplog.text
+    helper.restart("it was frozen")
+    assert helper.ask("again")[1] == "again"
 
 
 def test_what_it_cannot_do_and_is_sound_after_ends_no_process(remote):

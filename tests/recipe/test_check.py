@@ -98,6 +98,7 @@ def test_a_share_out_of_bounds_is_one_problem_only():
             "train.warmup_steps: 50, and train.warmup_ratio 0.1 says the same in other words",
         ),
         ({"train__noise_start": -0.1}, "train.noise_start: -0.1"),
+        ({"train__noise_end": 1e39}, "train.noise_end: 1e+39"),
         ({"train__noise_end": math.inf}, "train.noise_end: inf"),
         ({"train__muon_momentum": 1.0}, "train.muon_momentum: 1.0"),
         ({"train__muon_learning_rate_ratio": 0}, "train.muon_learning_rate_ratio: 0.0"),
@@ -137,6 +138,14 @@ def test_a_share_out_of_bounds_is_one_problem_only():
         ),
         (
             {"train__objective": [{"kind": "cross_entropy", "weight": 0}]},
+            "train.objective: no term has a weight above 0",
+        ),
+        (
+            {
+                "train__objective": [
+                    {"kind": "cross_entropy", "weight": 0, "end_weight": 1, "ramp": [1, 1]}
+                ]
+            },
             "train.objective: no term has a weight above 0",
         ),
         ({"train__learning_rate": 0}, "train.learning_rate: 0.0"),

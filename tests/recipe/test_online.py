@@ -39,7 +39,9 @@ def test_what_is_possible(train):
     check_recipe(replace(recipe, train=train))
 
 
-@pytest.mark.parametrize("device", ["cuda", "gpu:0", "cuda:", "cuda:-1", "0", "cpu:", ""])
+@pytest.mark.parametrize(
+    "device", ["cuda", "gpu:0", "cuda:", "cuda:-1", "0", "cpu:", "", "cpu:00", "cuda:01"]
+)
 @pytest.mark.parametrize("key", ["target_devices", "drafter_devices"])
 def test_a_name_that_is_no_device_is_refused(key, device):
     train = replace(ONLINE, **{key: ("cuda:5", device)})
@@ -98,3 +100,16 @@ def test_the_compute_type_is_that_of_the_devices_that_train():
     assert resolved_compute(TrainRecipe(device="cuda:0", drafter_devices=("cpu:1",))) == "float32"
     one, other = TrainRecipe(device="cuda:0"), TrainRecipe(drafter_devices=("cuda:1", "cuda:2"))
     assert training_fields(one) == training_fields(other)
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        (TrainRecipe(tee=True), "train.tee has no effect without train.online"),
+        (replace(ONLINE, tee=True, epochs=1.0), "train.tee: of a single epoch nothing"),
+    ],
+)
+def test_what_is_kept_for_nobody_is_told(train, said):
+    assert any(note.startswith(said) for note in online_notes(Recipe(train=train)))
+    wanted = replace(ONLINE, tee=True, epochs=2.0)
+    assert not any("tee" in note for note in online_notes(Recipe(train=wanted)))

@@ -1,13 +1,26 @@
 """Positions are handed out once, come back when they are lost, and a resume knows which."""
 
+import queue
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from paceline.flow.channel import Channel
+from paceline.flow.remote import Remote, RemotePolicy
+from paceline.recipe.schema import TargetRecipe
+from paceline.train import agenda as agenda_module
+from paceline.train import batches as batches_module
+from paceline.train import online
 from paceline.train.agenda import Agenda
+from paceline.train.batches import Batches, OnlineSamples
+from paceline.train.capture import CaptureJob
+from paceline.train.online import TargetSide
 
 
 class Consumption(RuleBasedStateMachine):
@@ -105,3 +118,83 @@ def test_who_waits_hears_of_what_comes_back_and_of_the_end():
     agenda.close()
     thread.join(5)
     assert found == [0, None]
+
+
+SAMPLES = 3
+
+
+def online_samples() -> OnlineSamples:
+    return OnlineSamples(
+        lines=np.arange(SAMPLES),
+        tokens=np.full(SAMPLES, 10, dtype=np.int32),
+        sample_of=lambda position: position,
+        ids=[f"{n:032x}" for n in range(SAMPLES)],
+        batch_tokens=10,
+    )
+
+
+def by_agenda(agenda: Agenda, got: Callable[[int], None]) -> Callable[[], None]:
+    def take() -> None:
+        while (position := agenda.take()) is not None:
+            got(position)
+
+    return take
+
+
+def by_reader(agenda: Agenda, got: Callable[[int], None]) -> Callable[[], None]:
+    batches = Batches(online_samples(), agenda, lambda _: True)
+
+    def read() -> None:
+        while (position := batches.to_read()) is not None:
+            got(position)
+
+    return read
+
+
+def by_target(agenda: Agenda, got: Callable[[int], None]) -> Callable[[], None]:
+    class Side(TargetSide):
+        def _feed(self, remote: Remote, first: tuple[int, ...]) -> None:
+            for position in first:
+                got(position)
+
+    job = CaptureJob(
+        target=TargetRecipe(path="none"),
+        identity="",
+        corpus=Path("none"),
+        layer_ids=(1,),
+        last=True,
+        dtype="float32",
+        chunk_tokens=8,
+        check_positions=(),
+    )
+    side = Side(
+        job,
+        online_samples(),
+        agenda,
+        Channel(1),
+        devices=("cpu",),
+        policy=RemotePolicy(),
+        report=lambda *_: None,
+    )
+    return side._threads[0].run
+
+
+@pytest.mark.parametrize("waiting", [by_agenda, by_reader, by_target])
+def test_who_hands_out_stays_for_what_the_last_checkpoint_may_lose(waiting, monkeypatch):
+    """All is consumed, and a drafter dies while that is saved: everything comes again."""
+    for module in (agenda_module, batches_module, online):
+        monkeypatch.setattr(module, "_GLANCE", 0.01)
+    agenda = Agenda(consumed=0, owed=(), end=SAMPLES)
+    got: queue.SimpleQueue[int] = queue.SimpleQueue()
+    thread = threading.Thread(target=waiting(agenda, got.put), daemon=True)
+    thread.start()
+    for _ in range(2):
+        positions = [got.get(timeout=5) for _ in range(SAMPLES)]
+        assert sorted(positions) == list(range(SAMPLES))
+        agenda.consume(positions)
+        # It has looked whether all is over.
+        thread.join(0.2)
+        agenda.roll_back()
+    agenda.close()
+    thread.join(5)
+    assert not thread.is_alive()

@@ -236,6 +236,7 @@ def test_an_unchanged_recipe_with_permission_is_the_same_training(fresh_run, mon
         ("lr", "no such key."),
         ("train.seed", "it determines the order of the samples"),
         ("train.optimizer", "the checkpoint holds the state of the other optimizer"),
+        ("train.online", "it determines where the samples come from"),
         ("drafter.layers", "it determines the network"),
         ("corpus.sources", "it determines the data"),
         ("corpus.sources.0.path", "it determines the data"),

@@ -1,18 +1,23 @@
 import logging
+import threading
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feature_samples import assert_same
+from feature_samples import assert_same, random_features
 from feature_stores import published
 from paceline.durable.object_store import ObjectStore
 from paceline.durable.store import MemoryStore
 from paceline.features.reader import FeatureReader
+from paceline.flow.channel import Channel, Lease
+from paceline.flow.signals import Stop
 from paceline.recipe.schema import TrainRecipe
 from paceline.recipe.training import training_fields
 from paceline.train.agenda import Agenda
+from paceline.train.fed import Fed
 from paceline.train.source import (
+    Feed,
     StoredFeatures,
     cache_warnings,
     stored_features,
@@ -63,6 +68,30 @@ def test_checkpoints_from_before_the_key_go_on():
     assert "shard_window" not in training_fields(TrainRecipe())
     assert training_fields(TrainRecipe(shard_window=4))["shard_window"] == 4
     assert "cache_bytes" not in training_fields(TrainRecipe(cache_bytes=1))
+
+
+def test_a_step_whose_features_exceed_the_queue_is_taken_whole():
+    """A drafter gives nothing back before it has answered the step."""
+    samples = [random_features([8], seed=n) for n in range(5)]
+    channel: Channel[Fed] = Channel(2 * samples[0].num_bytes)
+    agenda = Agenda(consumed=0, owed=(), end=len(samples))
+    taken: list[Lease[Fed]] = []
+
+    def fill() -> None:
+        for features in samples:
+            position = agenda.take()
+            assert position is not None
+            channel.put(Fed(position, features), features.tokens.sample_ids, features.num_bytes)
+
+    def take() -> None:
+        taken.extend(Feed(channel, agenda, Stop()).take(len(samples)))
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (fill, take)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert [lease.item.position for lease in taken] == [0, 1, 2, 3, 4]
 
 
 def reader_with(tmp_path, **options):

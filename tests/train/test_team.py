@@ -3,11 +3,20 @@
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
-from paceline.train import loop, reduced, stage
+from drafting import tiny_drafter
+from paceline.durable.fs import REAL_FS
+from paceline.flow.remote import Remote, RemotePolicy
+from paceline.recipe.schema import TrainRecipe
+from paceline.train import averaged, loop, reduced, stage
+from paceline.train.checkpoint import fresh_state, write_state
+from paceline.train.drafter_worker import Begin, DrafterJob
+from paceline.train.memory import Demand
+from paceline.train.source import StoredFeatures
 from training_runs import events, last_weights, step_events
 
 
@@ -89,3 +98,42 @@ def test_drafters_that_share_steps_begin_again_from_the_checkpoint_when_one_dies
     consumed = Counter(key for ids in samples_of.values() for key in ids)
     assert set(consumed.values()) == {2}
     assert len(consumed) == 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"), [(averaged.AveragedTeam, [0, 1, 0]), (reduced.ReducedTeam, [0, 0, 0])]
+)
+def test_drafters_that_share_steps_begin_with_one_optimizer_whoever_wrote_the_checkpoint(
+    world, tmp_path, monkeypatch, kind, numbers
+):
+    """Two averaged drafters wrote it, and each had an optimizer of its own."""
+    write_state(tmp_path, replace(fresh_state(""), drafters=2), [], [], REAL_FS)
+    begun: dict[int, int] = {}
+
+    def ask(self, request):
+        if isinstance(request, Begin):
+            assert request.checkpoint == tmp_path
+            begun[self.number] = request.number
+
+    monkeypatch.setattr(Remote, "start", lambda _: None)
+    monkeypatch.setattr(Remote, "ask", ask)
+    model = tiny_drafter(world[2])
+    job = DrafterJob(
+        recipe=TrainRecipe(),
+        target=tmp_path,
+        config=model.config,
+        buffers={},
+        stored=StoredFeatures(root=tmp_path, cache=tmp_path),
+        demand=Demand(longest=8, is_tied=False),
+    )
+    team = kind(
+        job,
+        model,
+        devices=("cpu:0", "cpu:1", "cpu:2"),
+        distinct=1,
+        start=tmp_path,
+        policy=RemotePolicy(),
+        report=lambda *_: None,
+    )
+    with team.at_work():
+        assert [begun[number] for number in sorted(begun)] == numbers

@@ -263,7 +263,7 @@ def test_every_position_is_handed_out_once_and_each_sample_captured_once(samples
     lock, chance = threading.Lock(), random.Random(seed)
 
     def capture() -> None:
-        while not agenda.is_over:
+        while not agenda.is_closed:
             batch = side.to_capture(0.01)
             if batch is None:
                 continue
@@ -290,6 +290,8 @@ def test_every_position_is_handed_out_once_and_each_sample_captured_once(samples
     threads.append(threading.Thread(target=read))
     for thread in threads:
         thread.start()
+    eventually(lambda: agenda.consumed == 3 * samples)
+    agenda.close()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
@@ -306,7 +308,7 @@ def test_a_sample_that_is_set_aside_stays_so_and_counts():
         named = side.failed(batch)
     assert named == IDS[0]
     assert side.to_capture() is None
-    assert agenda.is_over
+    assert agenda.consumed == 3
     assert side.given_up == 1
 
 

@@ -76,14 +76,16 @@ class Channel(Generic[T]):
 
     Items are admitted in the order in which `put` was called, so a large one is never overtaken
     for ever by small ones. One that is larger than the bound is admitted when nothing else is
-    held. The channel holds no bytes for the sake of a commit: what a consumer leased and did not
-    commit is known by its ids alone, and its source makes it again.
+    held, and any where nothing is queued and a consumer waits that keeps what it has until then
+    (`keeps`). The channel holds no bytes for the sake of a commit: what a consumer leased and did
+    not commit is known by its ids alone, and its source makes it again.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        if max_bytes < 1:
-            raise ValueError(f"Channel: max_bytes {max_bytes} must be 1 or more")
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int, max_items: int | None = None) -> None:
+        """At most `max_bytes`, and `max_items` items, are queued, or leased and not released."""
+        if min(max_bytes, max_bytes if max_items is None else max_items) < 1:
+            raise ValueError(f"Channel: max_bytes {max_bytes}, max_items {max_items} below 1")
+        self._max_bytes, self._max_items = max_bytes, max_items
         lock = threading.Lock()
         self._room = threading.Condition(lock)
         self._items = threading.Condition(lock)
@@ -99,6 +101,7 @@ class Channel(Generic[T]):
         self._lost: Counter[str] = Counter()
         self._put_wait = _WaitMeter()
         self._lease_wait = _WaitMeter()
+        self._hungry = 0
         self._items_put = 0
         self._items_leased = 0
         self._bytes_put = 0
@@ -132,18 +135,26 @@ class Channel(Generic[T]):
                 self._turns.remove(turn)
                 self._room.notify_all()
 
-    def lease(self, consumer: str = "", *, timeout: float | None = None) -> Lease[T] | None:
+    def lease(
+        self, consumer: str = "", *, timeout: float | None = None, keeps: bool = False
+    ) -> Lease[T] | None:
         """Take the oldest item; wait until there is one. None when closed and drained.
 
         Its samples are the consumer's until `commit` or `abandon`. Raises ChannelFailed when the
         channel fails, before or while this waits; TimeoutError after `timeout` seconds without
-        an item.
+        an item. `keeps` tells that what was leased before is not released until this one has come:
+        then one is let in beyond the bound, for else both sides would wait for ever.
         """
         with self._lock:
-            with self._lease_wait:
-                came = self._items.wait_for(
-                    lambda: self._queue or self._closed or self._error, timeout
-                )
+            self._hungry += keeps
+            self._room.notify_all()
+            try:
+                with self._lease_wait:
+                    came = self._items.wait_for(
+                        lambda: self._queue or self._closed or self._error, timeout
+                    )
+            finally:
+                self._hungry -= keeps
             self._raise_failure()
             if not came:
                 raise TimeoutError(f"no item came into the channel for {timeout:g} s")
@@ -239,7 +250,10 @@ class Channel(Generic[T]):
     def _may_enter(self, turn: object, num_bytes: int) -> bool:
         if self._error is not None or self._closed:
             return True
-        fits = self._held == 0 or self._held + num_bytes <= self._max_bytes
+        items = len(self._queue) + len(self._holders)
+        fits = self._held + num_bytes <= self._max_bytes
+        fits = fits and (self._max_items is None or items < self._max_items)
+        fits = fits or self._held == 0 or (self._hungry > 0 and not self._queue)
         return self._turns[0] is turn and fits
 
     def _release(self, lease: Lease[T]) -> None:

@@ -65,6 +65,8 @@ class RemotePolicy:
     """Seconds before the first restart; doubled with each that brings nothing."""
     stuck_after: float = 30.0
     """Seconds after which a call that has not returned is reported."""
+    kill_after: float = 300.0
+    """Seconds after which a process that is stuck in a call is killed, and another one begun."""
 
 
 class Remote:
@@ -205,7 +207,7 @@ class Remote:
         )
         self._child = start_child(work, (orders,), name=self.name, environment=self._environment)
         self._pulse = WorkerPulse(
-            self.number, self._child.pid, self._policy.stuck_after, self._report
+            self.number, self._child.pid, self._policy.stuck_after, self._report, self.name
         )
         if self._over.is_set():
             self._child.kill()
@@ -231,6 +233,9 @@ class Remote:
                 # Not `select`, which knows no descriptor above 1023.
                 if not poll.poll(1000 * _GLANCE):
                     self._pulse.sample()
+                    if self._pulse.stuck_seconds >= self._policy.kill_after:
+                        _LOG.warning("%s (process %d): killed", self.name, self._child.pid)
+                        self.kill()
                     continue
                 message = pickle.loads(receive_bytes(end))
             except (EOFError, OSError):

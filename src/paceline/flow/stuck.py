@@ -27,8 +27,11 @@ _Key = tuple[int, str, str]
 class StuckCalls:
     """What of one process has been reported and has not ended."""
 
-    def __init__(self, worker: int | None, pid: int, after: float, report: Report) -> None:
-        self._worker = worker
+    def __init__(
+        self, worker: int | None, pid: int, after: float, report: Report, name: str = ""
+    ) -> None:
+        """`name` is the worker's where it is more than a number."""
+        self._worker, self._name = worker, name
         self._pid = pid
         self._after = after
         self._report = report
@@ -62,7 +65,8 @@ class StuckCalls:
 
     def _tell(self, kind: str, call: Ongoing, seconds: float) -> None:
         state = process_state(self._pid, call.thread_id or None) if kind == "stuck" else ""
-        who = "the supervisor" if self._worker is None else f"worker {self._worker}"
+        number = "the supervisor" if self._worker is None else f"worker {self._worker}"
+        who = self._name or number
         where = f" on {call.path}" if call.path else ""
         if kind == "stuck":
             _LOG.warning(
@@ -80,6 +84,7 @@ class StuckCalls:
             "call": call.what,
             "path": call.path,
             "seconds": round(seconds, 1),
+            **({"name": self._name} if self._name else {}),
         }
         if kind == "stuck":
             fields["process_state"] = state
@@ -89,14 +94,14 @@ class StuckCalls:
 class WorkerPulse:
     """What is known of the calls of a worker process, from its beats and from outside."""
 
-    def __init__(self, number: int, pid: int, after: float, report: Report) -> None:
+    def __init__(self, number: int, pid: int, after: float, report: Report, name: str = "") -> None:
         self._pid = pid
         self._after = after
         self._calls: tuple[Ongoing, ...] = ()
         self._freeze = FreezeWatch(pid)
         self._frozen = 0.0
         self._heard = time.monotonic()
-        self._stuck = StuckCalls(number, pid, after, report)
+        self._stuck = StuckCalls(number, pid, after, report, name)
 
     @property
     def stuck_seconds(self) -> float:

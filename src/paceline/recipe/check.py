@@ -48,6 +48,7 @@ class Bound:
 _POSITIVE = Bound(0, low_open=True)
 _ONE_OR_MORE = Bound(1)
 _ZERO_OR_MORE = Bound(0)
+_LEVEL = Bound(0, 1e6)
 _SHARE = Bound(0, 1, high_open=True)
 _SEED = Bound(0, 2**63 - 1)
 
@@ -98,8 +99,8 @@ BOUNDS: tuple[tuple[str, Bound], ...] = (
     ("train.objective.*.budget", _ONE_OR_MORE),
     ("train.batch_samples", _ONE_OR_MORE),
     ("train.micro_batch_tokens", _ONE_OR_MORE),
-    ("train.noise_start", _ZERO_OR_MORE),
-    ("train.noise_end", _ZERO_OR_MORE),
+    ("train.noise_start", _LEVEL),
+    ("train.noise_end", _LEVEL),
     ("train.muon_learning_rate_ratio", _POSITIVE),
     ("train.muon_momentum", _SHARE),
     ("train.learning_rate", _POSITIVE),

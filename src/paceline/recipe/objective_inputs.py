@@ -59,8 +59,14 @@ def objective_problems(recipe: Recipe) -> Iterator[str]:
             value = getattr(term, name)
             shown = list(value) if isinstance(value, tuple) else value
             yield f"{key}.{name}: {shown} has no effect on {_described(term)}. Leave it out."
-    if terms and not any(max(term.weight, term.end_weight or 0.0) > 0 for term in terms):
+    if terms and not any(map(_counts, terms)):
         yield "train.objective: no term has a weight above 0: nothing would be learnt. Raise one."
+
+
+def _counts(term: ObjectiveTerm) -> bool:
+    """Whether it has a weight above 0 in some step: none is at the very end of the run."""
+    comes = term.end_weight is not None and term.end_weight > 0 and term.ramp[0] < 1.0
+    return term.weight > 0 or comes
 
 
 def objective_notes(recipe: Recipe) -> Iterator[str]:

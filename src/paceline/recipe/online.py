@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from paceline.recipe.schema import Recipe, TrainRecipe
 
-_DEVICE = re.compile(r"cpu(:\d+)?|cuda:\d+")
+_DEVICE = re.compile(r"cpu(:(0|[1-9]\d*))?|cuda:(0|[1-9]\d*)")
 
 
 def capture_devices(recipe: Recipe) -> tuple[str, ...]:

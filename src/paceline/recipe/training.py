@@ -84,6 +84,7 @@ _ORDER = "it determines the order of the samples, and a place in one order is no
 _REASONS = {
     "train.seed": _ORDER,
     "train.shard_window": _ORDER,
+    "train.online": "it determines where the samples come from, and with that their order",
     "train.optimizer": "the checkpoint holds the state of the other optimizer",
     "drafter": "it determines the network, and the checkpoint's weights are those of another",
     "target": "it determines the data, and the checkpoint stands in the middle of other data",

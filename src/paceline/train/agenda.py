@@ -26,12 +26,12 @@ class Agenda:
         self._change = threading.Condition()
 
     def take(self) -> int | None:
-        """The next position; waits where all are handed out and one may come back.
+        """The next position; waits where all are handed out: any may come back until `close`.
 
-        None once all are consumed, or after `close`.
+        None after that.
         """
         with self._change:
-            while not (self._closed or self._consumed == self._end):
+            while not self._closed:
                 position = self._take()
                 if position is not None:
                     return position
@@ -102,12 +102,6 @@ class Agenda:
             while owed and owed[-1] == end - 1:
                 end = owed.pop()
             return tuple(owed)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is handed out any more: all is consumed, or `close` was called."""
-        with self._change:
-            return self._closed or self._consumed == self._end
 
     @property
     def is_closed(self) -> bool:

@@ -73,12 +73,12 @@ class Batches:
             return self._batches.pop(0)
 
     def to_read(self) -> int | None:
-        """The next position whose sample is kept; None where all is consumed."""
+        """The next position whose sample is kept; waits for one, and is None once all is over."""
         with self._change:
             while not self._kept:
                 if self._fill():
                     continue
-                if self._agenda.is_over:
+                if self._agenda.is_closed:
                     return None
                 self._change.wait(_GLANCE)
             position = self._kept.popleft()

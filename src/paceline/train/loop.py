@@ -107,8 +107,10 @@ class Trainer:
                 full = error.with_traceback(None)
             if full or self._stop.asked:
                 if self._state.step > self._kept.step:
-                    with suppress(StepsLost):
+                    try:
                         yield self._checkpoint()
+                    except StepsLost:
+                        self._state = self._kept
                 raise self._told(full) if full else self._interrupted()
 
     def _steps(self, feed: Feed, progress: TokenProgress, marks: list[int]) -> Iterator[Path]:

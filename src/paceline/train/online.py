@@ -78,14 +78,9 @@ class TargetSide:
         devices: Sequence[str],
         policy: RemotePolicy,
         report: Report,
-        least_bytes: int = 0,
         tee: Tee | None = None,
     ) -> None:
-        """`least_bytes` is what a sample counts in the channel at least.
-
-        What is captured is offered to `tee`, and what that has is read there.
-        """
-        self._least_bytes = least_bytes
+        """What is captured is offered to `tee`, and what that has is read there."""
         self._samples, self._agenda, self._channel = samples, agenda, channel
         self._report, self._tee = report, tee
         self._lock = threading.Lock()
@@ -141,7 +136,7 @@ class TargetSide:
     def _drive(self, remote: Remote) -> None:
         with self._telling():
             try:
-                while not self._agenda.is_over:
+                while not self._agenda.is_closed:
                     batch = self._batches.to_capture(_GLANCE)
                     if batch is not None:
                         self._feed(remote, batch)
@@ -163,9 +158,8 @@ class TargetSide:
                     tee.forget(number)
                     self._batches.capture(position)
                     continue
-                num_bytes = max(features.num_bytes, self._least_bytes)
-                begun = time.monotonic()
-                self._channel.put(Fed(position, features), features.tokens.sample_ids, num_bytes)
+                item, begun = Fed(position, features), time.monotonic()
+                self._channel.put(item, features.tokens.sample_ids, features.num_bytes)
                 self.meters.read_wait += time.monotonic() - begun
 
     @contextmanager
@@ -257,8 +251,7 @@ class TargetSide:
                 if self._tee is not None:
                     self._tee.offer(self._samples.sample_of(position), item.features)
                 self._batches.captured(position)
-                num_bytes = max(parcel.num_bytes, self._least_bytes)
-                self._channel.put(item, own.tokens.sample_ids, num_bytes)
+                self._channel.put(item, own.tokens.sample_ids, parcel.num_bytes)
                 waiting.pop(0)
         finally:
             for _, _, parcel in waiting:
@@ -289,7 +282,7 @@ def captured_features(
     What `tee` has, no target captures.
     """
     allow_many_parcels()
-    channel: Channel[Fed] = Channel(queue_bytes)
+    channel: Channel[Fed] = Channel(queue_bytes, _MOST_ITEMS)
     side = TargetSide(
         job,
         samples,
@@ -298,7 +291,6 @@ def captured_features(
         devices=devices,
         policy=policy,
         report=report,
-        least_bytes=queue_bytes // _MOST_ITEMS,
         tee=tee,
     )
     side.start()

@@ -61,9 +61,9 @@ class Sides:
         }
 
     def numbers(self, tokens: int) -> dict[str, Any]:
-        """For the record; `tokens` as of `now`."""
+        """For the record of an online training; `tokens` as of `now`."""
         meters, seconds = self._meters()
-        if meters is None:
+        if meters is None or not self._is_online:
             return {}
         return {
             "queue_peak_bytes": meters.peak_bytes,
@@ -73,9 +73,9 @@ class Sides:
         }
 
     def sentences(self) -> Iterator[str]:
-        """Which side starves and what helps, and what is kept."""
+        """Online: which side starves and what helps, and what is kept."""
         meters, seconds = self._meters()
-        if meters is None or not seconds:
+        if meters is None or not seconds or not self._is_online:
             return
         drafters, targets = self._shares(meters, seconds)
         said = starvation(drafters, targets, targets=self._targets, drafters=self._drafters)
@@ -83,6 +83,10 @@ class Sides:
             yield said
         if self._watched is not None and self._watched.tee is not None:
             yield self._watched.tee.sentence()
+
+    @property
+    def _is_online(self) -> bool:
+        return self._watched is not None and self._watched.target_meters is not None
 
     def _meters(self) -> tuple[Meters | None, float]:
         if self._end is not None:

@@ -205,7 +205,7 @@ class Feed:
         while True:
             wait = _GRACE - self.stop.seconds if self.stop.asked else _GLANCE
             try:
-                lease = self.channel.lease(consumer, timeout=max(0.0, wait))
+                lease = self.channel.lease(consumer, timeout=max(0.0, wait), keeps=True)
             except TimeoutError:
                 if is_over(self.stop):
                     raise self.stop.interrupted("the features did not come") from None

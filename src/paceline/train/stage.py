@@ -140,12 +140,14 @@ def _run(
     passed_over: Sequence[str] = ()
     if fork is not None:
         start = fork.folder
-    elif resume_from is not None:
-        start = chosen_checkpoint(run_dir.checkpoints, resume_from)
     else:
+        # Also where another is asked for: what is newer than that is set aside then.
         for made in complete_what_was_left(run_dir.checkpoints):
             _LOG.info("%s: averaged now; the last run ended in the middle of it", made)
-        start, passed_over = newest_checkpoint(run_dir.checkpoints)
+        if resume_from is not None:
+            start = chosen_checkpoint(run_dir.checkpoints, resume_from)
+        else:
+            start, passed_over = newest_checkpoint(run_dir.checkpoints)
     if start is not None:
         refuse_foreign(start, record.fingerprints, fields)
     data, used = open_data(recipe, run_dir, reader, spec)

@@ -159,9 +159,13 @@ class Team:
         """Give it the model, and its own optimizer from the last checkpoint, or another's."""
         number = 0
         if self._start is not None:
-            number = member.number % read_state(self._start).drafters
+            number = self._number_in(self._start, member)
         with self._model_parcel() as parcel:
             member.remote.ask(Begin(parcel.handle, self._start, number))
+
+    def _number_in(self, start: Path, member: Member) -> int:
+        """Whose optimizer and generators of a checkpoint the drafter takes."""
+        return member.number % read_state(start).drafters
 
     def _hand_out_model(self, members: Sequence[Member] | None = None) -> None:
         """Have all drafters, or these, go on from the model."""

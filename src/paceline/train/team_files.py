@@ -95,7 +95,8 @@ def seal_unaveraged(
         own = {name: tensor.contiguous() for name, tensor in share.weights.items()}
         write_atomic(partial / _own(number), save(own), fs=fs)
     if outer.velocity:
-        write_atomic(partial / VELOCITY, save(outer.velocity), fs=fs)
+        # Not where the average puts its own: this one has to stay until that is sealed.
+        write_atomic(partial / _BEFORE / VELOCITY, save(outer.velocity), fs=fs)
     told = _Shares({n: share.tokens for n, share in shares.items()}, outer.rate, outer.momentum)
     write_atomic(partial / _SHARES, msgspec.json.encode(told), fs=fs)
     files = [str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file()]
@@ -139,8 +140,10 @@ def save_alike(
     partial = final.with_name(final.name + ".partial")
     if partial.exists():
         shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    groups = write_own(partial)
     save_drafter(model, partial)
-    write_state(partial, state, write_own(partial), FILES, fs)
+    write_state(partial, state, groups, FILES, fs)
     if final.exists():
         shutil.rmtree(final)
     fs.replace(partial, final)
@@ -157,7 +160,7 @@ def complete_what_was_left(root: Path) -> list[Path]:
     for folder in sorted(root.glob(f"step_*{SUFFIX}")):
         try:
             made.append(_completed(folder))
-        except (IntegrityError, OSError) as error:
+        except IntegrityError as error:
             _LOG.warning("%s: not averaged, for it is not whole (%s)", folder, error)
             shutil.rmtree(folder)
     return made
@@ -178,7 +181,7 @@ def _completed(folder: Path) -> Path:
     told = msgspec.json.decode((folder / _SHARES).read_bytes(), type=_Shares)
     model = load_drafter(folder / _BEFORE)
     outer = Outer(told.rate, told.momentum)
-    outer.velocity = load_velocity(folder)
+    outer.velocity = load_velocity(folder / _BEFORE)
     shares = [
         Share(load_file(folder / _own(number)), tokens) for number, tokens in told.tokens.items()
     ]
