@@ -76,14 +76,15 @@ def trained_peer(recipe: Recipe, ours: RunDir, theirs: RunDir, budget: float) ->
     torch.set_num_threads(1)
     reader = FeatureReader(theirs.features)
     peer = f"speculators {metadata.version('speculators')}"
-    fields = {"peer": peer, "features": reader.digest, "budget": budget}
+    trained = read_record(ours.checkpoints, "train")
+    if trained is None or trained.outputs is None:
+        raise AssertionError(f"{ours.checkpoints}: the training has not ended")
+    # `paceline score` asks whether this is the training of its recipe.
+    fields = {**trained.fields, "peer": peer, "features": reader.digest, "budget": budget}
     # Another budget or other features: it trains again, in the place of what is there.
     record = StageRecord(theirs.checkpoints, "train", fields, allowed=(*fields,), binds=False)
     if record.is_done():
         return record.report
-    trained = read_record(ours.checkpoints, "train")
-    if trained is None or trained.outputs is None:
-        raise AssertionError(f"{ours.checkpoints}: the training has not ended")
     config = read_config(ours.checkpoints / trained.report["best"])
     args = _settings(recipe, config)
     model = _model(args, config)

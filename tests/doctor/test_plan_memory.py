@@ -13,6 +13,7 @@ from paceline.drafter.config import DrafterConfig
 from paceline.drafter.dflash import DFlash
 from paceline.drafter.memory import CUDA_CONTEXT_BYTES, logits_bytes, micro_batch, training_bytes
 from paceline.drafter.shape import DrafterShape
+from paceline.recipe.objective_terms import ObjectiveTerm
 from paceline.recipe.schema import (
     CorpusRecipe,
     DrafterRecipe,
@@ -151,6 +152,19 @@ def test_weights_states_and_buffers_are_exact(target):
     assert extract["capture buffers"] == 2 * 512 * 2 * 32 * 2
     assert extract["CUDA context"] == CUDA_CONTEXT_BYTES
     assert stages["extract"].total("device") == sum(extract.values())
+
+
+@pytest.mark.parametrize(("draft_vocab", "kind"), [(100, "lk_hybrid"), (100, "kl"), (None, "tv")])
+def test_rows_that_a_loss_reads_and_nobody_proposes_are_counted(target, draft_vocab, kind):
+    recipe = Recipe(
+        target=TargetRecipe(device="cuda:0", dtype="bfloat16"),
+        extract=ExtractRecipe(taps=(1, 3), last=True),
+        drafter=DrafterRecipe(layers=2, draft_vocab=draft_vocab),
+        train=TrainRecipe(device="cuda:0", objective=(ObjectiveTerm(kind=kind),)),
+    )
+    train = parts(planned(target, recipe)["train"], device=True)
+    rows = 320 + (draft_vocab or 320) + (320 if kind == "lk_hybrid" else 0)
+    assert train["embedding and lm_head"] == 2 * rows * 32
 
 
 @pytest.mark.parametrize("draft_vocab", [None, 100])

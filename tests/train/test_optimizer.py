@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from drafting import capture, load_tiny_target, tiny_drafter
+from paceline.drafter.memory import lasting_parts
 from paceline.durable.errors import RecipeChanged, RecipeError
 from paceline.recipe.schema import TrainRecipe
 from paceline.recipe.stage import read_record
@@ -14,6 +15,7 @@ from paceline.train import stage
 from paceline.train.batch import anchor_sample
 from paceline.train.checkpoint import TrainState, restore_optimizer, save_checkpoint
 from paceline.train.learner import Learner
+from paceline.train.memory import shape_of
 from paceline.train.optimizer import build_optimizer, set_learning_rate
 from training_runs import events, step_events
 
@@ -37,6 +39,23 @@ def step(target, learner: Learner, epoch: int = 0) -> float:
 
 def weights(drafter) -> dict[str, torch.Tensor]:
     return {n: p.detach().clone() for n, p in drafter.named_parameters()}
+
+
+@BOTH
+def test_the_state_takes_what_a_plan_says(target, name):
+    recipe = TrainRecipe(optimizer=name)
+    learner = Learner(recipe, tiny_drafter(target), target.head)
+    step(target, learner)
+    state = learner.optimizer.state_dict()["state"].values()
+    found = sum(v.nbytes for held in state for v in held.values() if v.ndim)
+    shape = shape_of(learner.drafter.config)
+    assert shape.parameters == sum(p.numel() for p in learner.drafter.parameters())
+    assert found == shape.moment_bytes(name)
+    moments = lasting_parts(recipe, shape, is_tied=False)[1]
+    assert (moments.name.split()[0], moments.bytes) == (
+        {"adamw": "AdamW", "muon": "Muon's"}[name],
+        found,
+    )
 
 
 def test_muon_orthogonalises_what_it_adds_to_matrices(target):

@@ -201,7 +201,9 @@ def places_of(
 
 def _checkpoint_bytes(train: TrainRecipe, drafter: DrafterShape) -> int:
     drafters = len(training_devices(train))
-    one = drafter.checkpoint_of(drafters, has_velocity=has_velocity(train))
+    one = drafter.checkpoint_of(
+        drafters, has_velocity=has_velocity(train), optimizer=train.optimizer
+    )
     # Until it is averaged, a checkpoint has each drafter's weights and those before.
     unaveraged = (drafters + 1) * drafter.weight_bytes if train.drafter_devices else 0
     # The newest, those kept for good, the best, and the one that is being written.

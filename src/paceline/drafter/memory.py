@@ -7,7 +7,7 @@ states and buffers are exact; activations are estimates, and called so.
 from dataclasses import dataclass
 
 from paceline.drafter.shape import DrafterShape
-from paceline.recipe.objective_inputs import chunk_copies
+from paceline.recipe.objective_inputs import chunk_copies, needs_all_tokens
 from paceline.recipe.online import has_velocity, is_on_cpu, training_devices
 from paceline.recipe.schema import TrainRecipe
 from paceline.recipe.training import resolved_compute
@@ -37,10 +37,15 @@ class Part:
 def lasting_parts(train: TrainRecipe, drafter: DrafterShape, *, is_tied: bool) -> list[Part]:
     """What is there between two steps; `is_tied` is whether the target's two ends are one."""
     item = _compute_bytes(train)
+    frozen = drafter.frozen_parameters(is_tied=is_tied)
+    if needs_all_tokens(train) and drafter.draft_vocab_size is not None and not is_tied:
+        # The rows that are not proposed are kept beside those that are.
+        frozen += drafter.vocab_size * drafter.hidden_size
+    moments = "Muon's momentum" if train.optimizer == "muon" else "AdamW moments"
     return [
         Part(name="drafter weights", bytes=4 * drafter.parameters),
-        Part(name="AdamW moments", bytes=8 * drafter.parameters),
-        Part(name="embedding and lm_head", bytes=item * drafter.frozen_parameters(is_tied=is_tied)),
+        Part(name=moments, bytes=drafter.moment_bytes(train.optimizer)),
+        Part(name="embedding and lm_head", bytes=item * frozen),
         Part(name="weights in bfloat16", bytes=2 * drafter.parameters if item == 2 else 0),
         # The mean of several drafters passes through the CPU, one tensor at a time.
         Part(name="averaging", bytes=0),
@@ -65,7 +70,7 @@ def writing_bytes(train: TrainRecipe, drafter: DrafterShape, longest: int, *, de
     The optimizer's state stands in memory once as tensors of the file, once as its bytes; on a CPU
     it takes the room that a step has left.
     """
-    size = 16 * drafter.parameters
+    size = 2 * drafter.moment_bytes(train.optimizer)
     if not is_on_cpu(device):
         return size
     return max(0, size - sum(part.bytes or 0 for part in step_parts(train, drafter, longest)))

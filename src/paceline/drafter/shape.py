@@ -29,6 +29,16 @@ class DrafterShape:
         return self.fc_parameters + 2 * hidden + self.num_layers * layer
 
     @property
+    def vector_parameters(self) -> int:
+        """Of the trainable numbers, those of norms."""
+        return 2 * self.hidden_size + self.num_layers * 2 * (self.hidden_size + self.head_dim)
+
+    def moment_bytes(self, optimizer: str) -> int:
+        """Of the optimizer's fp32 state: AdamW's two moments; Muon has one of each matrix."""
+        matrices = self.parameters - self.vector_parameters
+        return 8 * self.parameters - (4 * matrices if optimizer == "muon" else 0)
+
+    @property
     def fc_parameters(self) -> int:
         """Of the trainable numbers, those of the tap projection."""
         return self.num_taps * self.hidden_size * self.hidden_size
@@ -64,12 +74,14 @@ class DrafterShape:
         """Weights and AdamW's two moments, both fp32, with the headers that name the tensors."""
         return self.checkpoint_of(1)
 
-    def checkpoint_of(self, drafters: int, *, has_velocity: bool = False) -> int:
+    def checkpoint_of(
+        self, drafters: int, *, has_velocity: bool = False, optimizer: str = "adamw"
+    ) -> int:
         """The same of several drafters, which are one model with an optimizer each.
 
         `has_velocity` is whether the average has a momentum of its own.
         """
-        state = 8 * self.parameters + self.tensors * _TENSOR_OVERHEAD
+        state = self.moment_bytes(optimizer) + self.tensors * _TENSOR_OVERHEAD
         velocity = 4 * self.parameters if has_velocity else 0
         return self.weight_bytes + drafters * state + velocity + _STATE
 
