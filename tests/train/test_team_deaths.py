@@ -19,7 +19,7 @@ from training_runs import events, newest, stop_after
 
 
 # A training that waits for what nobody hands out again is ended by this.
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(90)
 def test_a_drafter_that_dies_while_it_saves_goes_on_from_the_checkpoint_before(
     fresh_run, monkeypatch
 ):

@@ -72,7 +72,9 @@ def failing(error: BaseException, number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("error", [Killed(), OSError(errno.ENOSPC, "No space left on device")])
+@pytest.mark.parametrize(
+    "error", [Killed(), OSError(errno.ENOSPC, "No space left on device")], ids=["kill", "full disk"]
+)
 def test_wherever_the_average_stops_the_next_start_makes_the_same(tmp_path, error, momentum):
     model = tiny_drafter(load_tiny_target(tmp_path))
     outer = Outer(0.7, momentum)
