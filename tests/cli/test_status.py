@@ -653,7 +653,7 @@ JSON_KEYS = {
     "counts": "unit total done skipped redone redone_unit failed quarantined tokens tokens_total "
     "rate eta",
     "training": (
-        "step loss learning_rate tau tau_step checkpoints newest resumes_from best parent"
+        "step loss learning_rate tau tau_step checkpoints newest resumes_from best parent online"
     ),
     "extraction": "state units units_done units_skipped workers waiting stuck staging_bytes "
     "staging_limit backlog_units backlog_bytes uploaded_bytes upload_cpu_share stall_seconds "

@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -173,7 +173,7 @@ def _lines(stage: StageStatus, now: float) -> Iterator[str]:
             aside = counted(sum(counts.quarantined.values()), unit)
             yield f"{stage.name}: set aside {aside}: {_split(counts.quarantined)}"
     if stage.training is not None:
-        yield from _training_lines(stage.training)
+        yield from _training_lines(stage.training, stage.notes)
     if stage.extraction is not None:
         yield from extraction_lines(stage.extraction, now)
     if stage.tau:
@@ -184,7 +184,7 @@ def _lines(stage: StageStatus, now: float) -> Iterator[str]:
         yield f"{stage.name}: {note}"
 
 
-def _training_lines(training: Training) -> Iterator[str]:
+def _training_lines(training: Training, notes: Sequence[str]) -> Iterator[str]:
     parts = []
     if training.step is not None:
         parts.append(f"step {training.step:,}")
@@ -198,7 +198,8 @@ def _training_lines(training: Training) -> Iterator[str]:
         yield f"train: {', '.join(parts)}"
     if training.online is not None:
         yield f"train: {_online(training.online)}"
-    if training.parent:
+    # What a training has come to says it too.
+    if training.parent and training.parent.words() not in notes:
         yield f"train: {training.parent.words()}"
     if training.checkpoints:
         kept = ", ".join(training.checkpoints[-_NAMED:])

@@ -3,6 +3,7 @@
 Weights, states and buffers are exact; activations and overheads are estimates, and called so.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -254,7 +255,10 @@ def _train_host(
         Part(name="a checkpoint's bytes", bytes=writing, is_estimate=True),
     ]
     # Those of a store are mapped, and the same ones come again in each epoch.
-    queue = train.queue_bytes if targets else min(train.queue_bytes, sizes.store.total)
+    all_of_it = sizes.trained.tokens * sizes.store.bytes_per_token
+    # Online, samples of later epochs wait beside the same of this one.
+    most = math.ceil(train.epochs) * all_of_it if targets else sizes.store.total
+    queue = min(train.queue_bytes, most)
     parts.append(Part(name="features that wait", bytes=queue, is_estimate=True))
     if targets:
         # A batch waits for room while the next one is computed.
@@ -263,7 +267,7 @@ def _train_host(
         parts.append(Part(name="features on their way", bytes=size, is_estimate=True))
     if targets and train.tee:
         # A shard that is written is copied once more, behind each other.
-        size = 2 * recipe.extract.shard_bytes + train.queue_bytes
+        size = min(2 * recipe.extract.shard_bytes + train.queue_bytes, 2 * all_of_it)
         parts.append(Part(name="features to be kept", bytes=size, is_estimate=True))
     if train.drafter_devices:
         mean = averaging_bytes(train, sizes.drafter)

@@ -7,7 +7,7 @@ from typing import Literal
 from paceline.doctor.plan_bytes import Samples
 from paceline.doctor.plan_facts import Facts
 from paceline.doctor.plan_rates import Rate
-from paceline.flow.balance import split_devices
+from paceline.flow.balance import split_devices, training_time
 from paceline.recipe.online import capture_devices, training_devices
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
@@ -46,9 +46,9 @@ class OnlinePlan:
     tokens: int
     """Of these samples, over all epochs."""
     queue_bytes: int
+    """Of memory, for what waits."""
     is_kept: bool
     """Whether later epochs read what the first one captured."""
-    """Of memory, for what waits."""
     target_tokens_per_s: Rate
     """Of one that never waits."""
     drafter_tokens_per_s: Rate
@@ -76,17 +76,20 @@ def online_plan(recipe: Recipe, facts: Facts, extraction: Rate) -> OnlinePlan | 
         rates["targets"] = len(targets) * one.value
     if other.value:
         rates["drafters"] = len(drafters) * other.value
-    slowest = min(rates, key=lambda side: rates[side], default=None)
     is_known = len(rates) == 2
-    at_least = None if slowest is None else tokens / rates[slowest]
-    if is_known and recipe.train.tee:
-        # Behind the first epoch the targets have nothing to do.
-        first = min(tokens, samples.tokens)
-        at_least = first / min(rates.values()) + (tokens - first) / rates["drafters"]
+    # Of what is kept, the targets have nothing to do behind the first epoch.
+    captured = min(1.0, samples.tokens / tokens) if recipe.train.tee else 1.0
+    work: dict[Slower, float] = {side: tokens / rate for side, rate in rates.items()}
+    if "targets" in work:
+        work["targets"] *= captured
+    slowest = max(work, key=lambda side: work[side], default=None)
+    at_least = None if slowest is None else work[slowest]
+    if is_known:
+        at_least = tokens * training_time(rates["targets"], rates["drafters"], captured)
     best = None
     if one.value and other.value and not set(targets) & set(drafters):
-        count = split_devices(one.value, other.value, len(targets) + len(drafters))
-        reached = min(count[0] * one.value, count[1] * other.value)
+        count = split_devices(one.value, other.value, len(targets) + len(drafters), captured)
+        reached = 1 / training_time(count[0] * one.value, count[1] * other.value, captured)
         best = Split(targets=count[0], drafters=count[1], tokens_per_s=reached)
     return OnlinePlan(
         targets=targets,

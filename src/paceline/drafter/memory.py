@@ -88,12 +88,15 @@ def averaging_bytes(train: TrainRecipe, drafter: DrafterShape) -> int:
 def micro_batch(train: TrainRecipe, drafter: DrafterShape, longest: int) -> tuple[int, int]:
     """Context tokens and slots of the largest micro-batch: one long sample, or many short ones.
 
-    A sample alone may exceed `train.micro_batch_tokens`.
+    A sample alone may exceed `train.micro_batch_tokens`; those of a step may not fill it.
     """
     block, limit = drafter.block_size, train.micro_batch_tokens
     slots = min(train.anchors, max(1, longest - 1)) * block
     if longest + slots >= limit:
         return longest, slots
+    step = train.batch_samples * longest, train.batch_samples * slots
+    if sum(step) <= limit:
+        return step
     slots = limit * block // (block + 1)
     return limit - slots, slots
 

@@ -4,12 +4,23 @@ TELLING = 0.1
 """Share of its time that a side may wait before it is worth a sentence."""
 
 
-def split_devices(target_rate: float, drafter_rate: float, devices: int) -> tuple[int, int]:
+def training_time(targets: float, drafters: float, captured: float = 1.0) -> float:
+    """Seconds for a token of an online training, whose sides reach so many tokens per second.
+
+    `captured` is the share of its tokens that the targets have to make, 0 to 1: over these the
+    slower side decides, and the drafters alone over what is kept.
+    """
+    return captured / min(targets, drafters) + (1.0 - captured) / drafters
+
+
+def split_devices(
+    target_rate: float, drafter_rate: float, devices: int, captured: float = 1.0
+) -> tuple[int, int]:
     """How many of `devices` alike run the target and how many drafters, at least one each.
 
-    The rates are tokens per second of one that never waits. The slower side decides, so the split
-    is the one in which it is fastest. Of two such splits the one with more targets is taken: the
-    same tokens with fewer drafters are fewer weights to keep one model.
+    The rates are tokens per second of one that never waits, `captured` as of `training_time`: the
+    split is the one in which that is least. Of two such splits the one with more targets is taken:
+    the same tokens with fewer drafters are fewer weights to keep one model.
 
     Raises ValueError for fewer than two devices and for rates that are not above 0.
     """
@@ -17,9 +28,12 @@ def split_devices(target_rate: float, drafter_rate: float, devices: int) -> tupl
         raise ValueError(
             f"split_devices: {devices} devices at rates {target_rate} and {drafter_rate}"
         )
-    targets = max(
-        range(1, devices), key=lambda n: (min(n * target_rate, (devices - n) * drafter_rate), n)
-    )
+
+    def seconds(targets: int) -> float:
+        drafters = devices - targets
+        return training_time(targets * target_rate, drafters * drafter_rate, captured)
+
+    targets = min(range(1, devices), key=lambda n: (seconds(n), -n))
     return targets, devices - targets
 
 

@@ -32,6 +32,10 @@ class Meters:
     """Seconds that producers have waited for room, summed over them, ongoing waits included."""
     lease_wait: float
     """Seconds that consumers have waited for items, likewise."""
+    first_item: float | None = None
+    """Seconds from its opening until the first item came; None before."""
+    first_lease_wait: float = 0.0
+    """Of `lease_wait`, those until then."""
 
 
 class Lease(Generic[T]):
@@ -102,6 +106,8 @@ class Channel(Generic[T]):
         self._put_wait = _WaitMeter()
         self._lease_wait = _WaitMeter()
         self._hungry = 0
+        self._opened = time.monotonic()
+        self._first: tuple[float | None, float] = (None, 0.0)
         self._items_put = 0
         self._items_leased = 0
         self._bytes_put = 0
@@ -128,6 +134,8 @@ class Channel(Generic[T]):
                 self._queue.append(entry)
                 self._held += num_bytes
                 self._peak = max(self._peak, self._held)
+                if not self._items_put:
+                    self._first = time.monotonic() - self._opened, self._lease_wait.seconds()
                 self._items_put += 1
                 self._bytes_put += num_bytes
                 self._items.notify_all()
@@ -245,6 +253,8 @@ class Channel(Generic[T]):
                 samples_uncommitted=sum(ids.total() for ids in self._uncommitted.values()),
                 put_wait=self._put_wait.seconds(),
                 lease_wait=self._lease_wait.seconds(),
+                first_item=self._first[0],
+                first_lease_wait=self._first[1],
             )
 
     def _may_enter(self, turn: object, num_bytes: int) -> bool:

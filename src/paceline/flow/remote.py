@@ -211,9 +211,11 @@ class Remote:
         )
         if self._over.is_set():
             self._child.kill()
+        _LOG.info("%s: process %d begins", self.name, self._child.pid)
         while not isinstance(message := self._receive(), Ready):
             if isinstance(message, Hello):
                 self._send(self._job)
+        _LOG.info("%s: ready%s", self.name, " again" if self.deaths else "")
         self._tell("restarted" if self.deaths else "started", "")
 
     def _send(self, data: bytes) -> None:

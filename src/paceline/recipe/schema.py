@@ -257,7 +257,8 @@ class TrainRecipe:
     """Capture the training samples while the drafter trains, on `target_devices`, instead of
     reading them from the store: `extract` then keeps the validation samples alone."""
     target_devices: tuple[str, ...] = ()
-    """Online: devices of the target's workers, a process each, such as `cuda:0`, or `cpu:0`."""
+    """Online: devices of the target's workers, a process each, such as `cuda:0`, or `cpu:0`; none
+    is `target.device`."""
     tee: bool = False
     """Online: keep what is captured in `tee/` of the run directory, so that later epochs read it
     and need no target."""

@@ -37,7 +37,7 @@ def _tau_table(result: dict[str, Any]) -> Table:
             _interval(*pooled["tau_interval"]),
             f"{pooled['tau_prompt_mean']:.3f}",
             str(pooled["rounds"]),
-            " ".join(f"{share:.2f}" for share in pooled["by_depth"][:3]) or "-",
+            " ".join(f"{share:.2f}" for share in [*pooled["by_depth"], 0.0, 0.0, 0.0][:3]),
         )
     return table
 

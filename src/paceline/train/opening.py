@@ -1,6 +1,7 @@
 """How a training is put together: its drafters, and what their features come from."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from paceline.train.sides import Sides
 from paceline.train.source import stored_features
 from paceline.train.tee import TeePlace, open_tee
 from paceline.watch.events import EventWriter
+from paceline.watch.words import counted
 
 _CHECK_SAMPLES = 4
 
@@ -42,19 +44,34 @@ _CHECKPOINTS = 2
 """That the disk has room for, whatever else is kept there."""
 
 
-def report_to(events: EventWriter) -> Callable[[str, dict[str, Any]], None]:
-    """What workers' processes tell, as events."""
+class Told:
+    """Takes what workers' processes tell, as events; for any thread."""
 
-    def report(kind: Any, fields: dict[str, Any]) -> None:
+    def __init__(self, events: EventWriter) -> None:
+        self._events = events
+        self._deaths: list[str] = []
+
+    def __call__(self, kind: Any, fields: dict[str, Any]) -> None:
+        """`kind` is one of `events.Kind`."""
+        if kind == "worker" and fields.get("what") == "died":
+            self._deaths.append(str(fields.get("name")))
         told = {("worker_pid" if key == "pid" else key): value for key, value in fields.items()}
-        events.emit(kind, **told)
+        self._events.emit(kind, **told)
 
-    return report
+    @property
+    def deaths(self) -> dict[str, int]:
+        """Of each worker that has died, by its name."""
+        return dict(sorted(Counter(self._deaths).items()))
+
+    def sentence(self) -> str:
+        """Which died; empty where none did."""
+        deaths = ", ".join(f"{name} {counted(n, 'time')}" for name, n in self.deaths.items())
+        return f"workers died, and others or new ones did their work: {deaths}" if deaths else ""
 
 
 @contextmanager
 def open_crew(
-    recipe: Recipe, data: TrainData, drafter: DFlash, start: Path | None, events: EventWriter
+    recipe: Recipe, data: TrainData, drafter: DFlash, start: Path | None, told: Told
 ) -> Iterator[Crew]:
     """The drafters, ready to go on from `start` where there is one.
 
@@ -82,7 +99,7 @@ def open_crew(
             distinct=data.num_train,
             start=start,
             policy=RemotePolicy(threads=train.threads),
-            report=report_to(events),
+            report=told,
         )
         with team.at_work():
             yield team
@@ -123,7 +140,7 @@ def open_feed(
     manifest: Manifest,
     agenda: Agenda,
     sides: Sides,
-    events: EventWriter,
+    told: Told,
     *,
     parameters: int,
 ) -> Iterator[Channel[Fed]]:
@@ -166,7 +183,7 @@ def open_feed(
             devices=capture_devices(recipe),
             queue_bytes=train.queue_bytes,
             policy=RemotePolicy(threads=recipe.target.threads),
-            report=report_to(events),
+            report=told,
             tee=tee,
         ) as (channel, side),
         sides.watching(channel, side.meters, tee),

@@ -60,7 +60,8 @@ def refuse_foreign(folder: Path, fingerprints: Collection[str], fields: Fields) 
     raise RecipeChanged(
         f"{folder}: a checkpoint of another training: of another recipe, or of other features"
         f"{f' (made -> asked):{diff}' if diff else '.'}\n"
-        "Use a new run directory (`--run DIR`), or remove the checkpoints to train anew."
+        "Use a new run directory (`--run DIR`), or remove the checkpoints to train anew. To begin "
+        "a new run with it: `--fork-from`."
     )
 
 

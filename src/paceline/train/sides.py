@@ -78,11 +78,13 @@ class Sides:
         if meters is None or not seconds or not self._is_online:
             return
         drafters, targets = self._shares(meters, seconds)
+        tee = self._watched.tee if self._watched is not None else None
         said = starvation(drafters, targets, targets=self._targets, drafters=self._drafters)
-        if said is not None:
+        # Where all is kept the targets have ended: no other split of devices would be better.
+        if said is not None and (tee is None or not tee.is_complete):
             yield said
-        if self._watched is not None and self._watched.tee is not None:
-            yield self._watched.tee.sentence()
+        if tee is not None:
+            yield tee.sentence()
 
     @property
     def _is_online(self) -> bool:
@@ -96,12 +98,18 @@ class Sides:
         return self._watched.channel.meters(), time.monotonic() - self._started
 
     def _shares(self, meters: Meters, seconds: float) -> tuple[float, float]:
-        """Of their time, that drafters wait for features, and targets for room."""
+        """Of their time, that drafters wait for features, and targets for room.
+
+        Until the first features are there, the targets are loaded: nobody is too slow then.
+        """
+        if meters.first_item is None or seconds <= meters.first_item:
+            return 0.0, 0.0
+        seconds -= meters.first_item
         told = self._watched.target_meters if self._watched else None
         # What is kept is put by no target.
         put_wait = meters.put_wait - (told.read_wait if told else 0.0)
         return (
-            meters.lease_wait / seconds / self._drafters,
+            (meters.lease_wait - meters.first_lease_wait) / seconds / self._drafters,
             max(0.0, put_wait) / seconds / self._targets,
         )
 

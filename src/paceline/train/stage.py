@@ -35,7 +35,7 @@ from paceline.train.fork import open_fork
 from paceline.train.kept import KeptCheckpoints, best_checkpoint
 from paceline.train.loop import Trainer
 from paceline.train.memory import LOADING, Meter, Use, numbers_of
-from paceline.train.opening import open_crew, open_feed
+from paceline.train.opening import Told, open_crew, open_feed
 from paceline.train.report import choice, left_out, nothing_learned, worse
 from paceline.train.resume import chosen_checkpoint, make_newest, refuse_foreign
 from paceline.train.rng import seeded
@@ -228,8 +228,8 @@ def _train(
         fingerprints=record.fingerprints,
         verified=start,
     )
-    sides = sides_of(recipe)
-    with open_crew(recipe, data, drafter, start, events) as crew:
+    sides, told = sides_of(recipe), Told(events)
+    with open_crew(recipe, data, drafter, start, told) as crew:
         trainer = Trainer(
             recipe.train,
             data,
@@ -242,7 +242,7 @@ def _train(
                 reader.manifest,
                 agenda,
                 sides,
-                events,
+                told,
                 parameters=crew.num_parameters,
             ),
             sides=sides,
@@ -257,9 +257,10 @@ def _train(
             kept.add(folder, trainer.state.tau)
         memory = crew.memory()
         waits = sides.numbers(trainer.state.tokens - state.tokens)
-    report = _finish(
-        run_dir, trainer.state, record, data, drafter, remarks, waits, [*sides.sentences()], memory
-    )
+    balance = [s for s in (*sides.sentences(), told.sentence()) if s]
+    if told.deaths:
+        waits["worker_deaths"] = told.deaths
+    report = _finish(run_dir, trainer.state, record, data, drafter, remarks, waits, balance, memory)
     events.emit("finished", trainer.counts(), step=trainer.state.step, report=report.numbers)
     return report
 

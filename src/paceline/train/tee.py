@@ -100,16 +100,21 @@ class Tee:
         self._thread = threading.Thread(target=self._work, name="tee", daemon=True)
         self._thread.start()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no sample is missing."""
+        return len(self) == len(self._ids)
+
     def __len__(self) -> int:
-        """Samples that are kept."""
+        """Samples that can be read."""
         with self._change:
             return int((self._shard_of >= 0).sum()) + len(self._held)
 
     def numbers(self) -> dict[str, int]:
-        """For the record."""
+        """For the record: what is on the disk."""
         with self._change:
             size = sum(stat.size for stat in self._shards.values())
-        return {"kept_samples": len(self), "kept_bytes": size}
+            return {"kept_samples": int((self._shard_of >= 0).sum()), "kept_bytes": size}
 
     def sentence(self) -> str:
         """What is kept, and why others are not."""

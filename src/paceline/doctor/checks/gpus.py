@@ -158,10 +158,18 @@ def _keys(users: dict[int, list[str]]) -> str:
 def _on_cpu(users: dict[int, list[str]]) -> str:
     """Overrides that use no GPU."""
     keys = dict.fromkeys(key for of_gpu in users.values() for key in of_gpu)
-    return " ".join(f"--set {key}={'[]' if key == 'target.devices' else 'cpu'}" for key in keys)
+    return " ".join(f"--set {key}={_cpu(key)}" for key in keys)
+
+
+def _cpu(key: str) -> str:
+    if key == "target.devices":
+        return "[]"
+    return "[cpu:0]" if key.endswith("_devices") else "cpu"
 
 
 def _instead(key: str, count: int) -> str:
     if key == "target.devices":
         return f"'{list(range(count))}'"
-    return "cuda:0" if count else "cpu"
+    if not count:
+        return _cpu(key)
+    return "[cuda:0]" if key.endswith("_devices") else "cuda:0"

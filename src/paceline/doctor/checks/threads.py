@@ -6,7 +6,8 @@ from pathlib import Path
 
 from paceline.doctor.findings import Finder, Finding
 from paceline.doctor.world import World
-from paceline.recipe.online import is_on_cpu, training_devices
+from paceline.recipe.online import capture_devices, is_on_cpu, training_devices
+from paceline.recipe.schema import Recipe
 from paceline.watch.words import counted
 
 _FIND = Finder("threads")
@@ -43,16 +44,34 @@ def _too_many(world: World, workers: int, asked: str) -> Iterator[Finding]:
     recipe, cores = world.recipe, world.cores
     why = "threads that wait for each other make it slower than fewer would be"
     if workers * recipe.target.threads > cores:
-        mend = f"--set target.threads={max(1, cores // workers)}"
-        if workers > cores and not recipe.target.devices:
-            mend += f" --set target.workers={cores}"
-        yield _FIND.warning(f"{asked} (target) on {counted(cores, 'core')}", why, mend)
+        threads = max(1, cores // workers)
+        mends = [f"--set target.threads={threads}"] if threads < recipe.target.threads else []
+        if workers > cores:
+            devices = f"target.devices={list(recipe.target.devices[:cores])}".replace(" ", "")
+            mends.append(f"--set {devices if recipe.target.devices else f'target.workers={cores}'}")
+        yield _FIND.warning(f"{asked} (target) on {counted(cores, 'core')}", why, " ".join(mends))
+    at_once = _training_threads(recipe)
+    if at_once > max(cores, recipe.train.threads):
+        devices = [*capture_devices(recipe), *training_devices(recipe.train)]
+        yield _FIND.warning(
+            f"training: {at_once} threads at once, of {counted(len(devices), 'process')}, on "
+            f"{counted(cores, 'core')}",
+            why,
+            "--set train.threads=1 --set target.threads=1",
+        )
     if recipe.train.threads > cores:
         yield _FIND.warning(
             f"train.threads: {recipe.train.threads} on {counted(cores, 'core')}",
             why,
             f"--set train.threads={cores}",
         )
+
+
+def _training_threads(recipe: Recipe) -> int:
+    """Of all processes that an online training, or several drafters, have on CPUs."""
+    targets = sum(map(is_on_cpu, capture_devices(recipe)))
+    drafters = sum(map(is_on_cpu, training_devices(recipe.train)))
+    return targets * recipe.target.threads + drafters * recipe.train.threads
 
 
 def _types(world: World) -> Iterator[Finding]:
