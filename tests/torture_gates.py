@@ -121,7 +121,7 @@ def kills_s3(world: World) -> Result:
 
 def kills_online(world: World) -> Result:
     """Any of the targets and drafters of an online training killed: each sample counts once."""
-    kills, epochs = (20, 1000) if world.is_full else (3, 150)
+    kills, epochs = (20, 1000) if world.is_full else (2, 80)
     found = killed_online_training(world.folder, kills=kills, epochs=epochs, seed=world.seed)
     by_whom = ", ".join(f"{count} of {who}" for who, count in Counter(found.killed).most_common())
     return Result(

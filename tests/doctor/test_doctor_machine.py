@@ -32,6 +32,21 @@ def machine_file(root, path, text):
 # Threads.
 
 
+def test_no_mend_is_what_stands_there_already(recipe):
+    asked = ("target.devices=[0,1,2,3]", "target.threads=1")
+    (found,) = only(threads.check(world_of(recipe, *asked, cores=2)), "warning")
+    assert found.mend == "--set target.devices=[0,1]"
+
+
+def test_all_processes_of_an_online_training_count_at_once(recipe):
+    devices = ("train.target_devices=[cpu:0]", "train.drafter_devices=[cpu:1, cpu:2]")
+    asked = ("train.online=true", *devices, "train.threads=2", "target.threads=2")
+    (found,) = only(threads.check(world_of(recipe, *asked, cores=4)), "warning")
+    assert found.what == "training: 6 threads at once, of 3 processes, on 4 cores"
+    fewer = (*asked, "train.threads=1", "target.threads=1")
+    assert not only(threads.check(world_of(recipe, *fewer, cores=4)), "warning")
+
+
 def test_more_threads_than_cores_are_a_warning(recipe):
     [found] = threads.check(world_of(recipe, cores=4))
     assert found.what == "1 worker × 1 thread, 1 to train, on 4 cores"

@@ -87,7 +87,9 @@ def test_the_activations_of_the_training_are_those_that_autograd_keeps(
     assert training_bytes(recipe, shape, context) + copies == pytest.approx(found, rel=0.1)
 
 
-def test_the_largest_micro_batch_is_a_full_one_or_one_long_sample():
+def test_the_largest_micro_batch_is_a_full_one_or_one_long_sample_or_a_step():
+    few = TrainRecipe(anchors=10, batch_samples=4, micro_batch_tokens=8192)
+    assert micro_batch(few, SHAPE, 96) == (4 * 96, 4 * 10 * 16)
     recipe = TrainRecipe(anchors=512, micro_batch_tokens=8192)
     assert micro_batch(recipe, SHAPE, 2048) == (2048, 512 * 16)
     context, slots = micro_batch(recipe, SHAPE, 100)

@@ -28,13 +28,24 @@ def test_each_side_has_one_and_of_two_equal_splits_the_one_with_fewer_drafters(
     assert split_devices(target, drafter, devices) == split
 
 
-@given(RATES, RATES, st.integers(2, 40))
-def test_no_other_split_is_faster(target, drafter, devices):
-    targets, drafters = split_devices(target, drafter, devices)
+@given(RATES, RATES, st.integers(2, 40), st.sampled_from([1.0, 0.5, 0.01]))
+def test_no_other_split_is_faster(target, drafter, devices, captured):
+    """An epoch of the targets' tokens, then the drafters alone over what is kept of it."""
+
+    def seconds(n: int) -> float:
+        first = captured / min(n * target, (devices - n) * drafter)
+        return first + (1 - captured) / ((devices - n) * drafter)
+
+    targets, drafters = split_devices(target, drafter, devices, captured)
     assert targets >= 1 <= drafters
     assert targets + drafters == devices
-    reached = min(targets * target, drafters * drafter)
-    assert all(min(n * target, (devices - n) * drafter) <= reached for n in range(1, devices))
+    least = min(map(seconds, range(1, devices)))
+    assert seconds(targets) == pytest.approx(least)
+
+
+def test_where_later_epochs_are_kept_drafters_are_worth_more():
+    assert split_devices(1.0, 1.0, 3) == (2, 1)
+    assert split_devices(1.0, 1.0, 3, 1 / 20) == (1, 2)
 
 
 @pytest.mark.parametrize(("target", "drafter", "devices"), [(0, 1, 4), (1, -1, 4), (1, 1, 1)])
