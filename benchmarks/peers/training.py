@@ -11,9 +11,9 @@ last weights as the result. What differs:
 - float32, `sdpa` and the `eager` loss: bfloat16, flex attention and Triton are for a GPU.
 - Its loop asks for a GPU, so the steps are driven here; the rate goes by the share of the budget
   that is spent, which is the share of steps where all cost the same.
-- The demo stores no `last` vectors. The answers are the target's own greedy ones, so its argmax is
-  the token that follows: that token takes the place of the vector, and a look-up that of lm_head.
-  It saves speculators a product with the whole vocabulary in each step.
+- The answers are the target's own greedy ones, so its argmax is the token that follows: that token
+  takes the place of the `last` vector, and a look-up that of lm_head. It saves speculators a
+  product with the whole vocabulary in each step.
 """
 
 import argparse

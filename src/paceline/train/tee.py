@@ -264,7 +264,7 @@ class Tee:
                     return
             try:
                 self._write(numbers)
-            except (OSError, IntegrityError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the training goes on
                 if isinstance(error, OSError) and no_room(error) is not None:
                     self._room.refused(error)
                 self._give_up(numbers, str(error))
@@ -284,9 +284,11 @@ class Tee:
     def _write(self, numbers: list[int]) -> None:
         parts = [self._held[number] for number in numbers]
         need = sum(part.num_bytes + 64 * part.tokens.input_ids.numel() for part in parts)
-        why = self._room.why_not(need + _HEADER_BYTES, self._place.reserve)
+        reserve = self._place.reserve
+        why = self._room.why_not(need + _HEADER_BYTES + reserve, 0)
         if why is not None:
-            self._give_up(numbers, why)
+            said = f" ({short_bytes(reserve)} of that for checkpoints)" if reserve else ""
+            self._give_up(numbers, why + said)
             return
         index, path = self._next, self._path(self._next)
         try:
