@@ -31,11 +31,11 @@ def test_the_time_until_the_first_features_are_there_is_nobodys_wait():
         thread = put(channel, 0.4)
         assert channel.lease() is not None
         thread.join()
-        first = sides.now(0)
-        assert first["lease_wait"] >= 0.4
-        assert first["drafters_wait"] < 0.5
-        time.sleep(0.2)
-    assert sides.now(0)["drafters_wait"] < 0.1
+        assert sides.now(0)["lease_wait"] >= 0.4
+        # Long beside what this thread takes to wake up, which does count.
+        time.sleep(1.0)
+    found = sides.now(0)
+    assert found["drafters_wait"] < 0.1 < found["lease_wait"]
     assert list(sides.sentences()) == []
 
 
@@ -48,7 +48,7 @@ def test_a_wait_behind_the_first_features_is_told():
         thread = put(channel, 0.4)
         assert channel.lease() is not None
         thread.join()
-    assert sides.now(0)["drafters_wait"] == pytest.approx(1.0, abs=0.1)
+    assert sides.now(0)["drafters_wait"] > 0.5
     (said,) = sides.sentences()
     assert said.startswith("the drafter waits")
 
