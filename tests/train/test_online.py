@@ -3,9 +3,8 @@
 import io
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
 
@@ -151,33 +150,24 @@ def test_a_sample_that_no_target_can_capture_is_set_aside_by_name(tmp_path):
 
 
 def test_what_a_target_that_gives_up_had_in_hand_is_done_by_others(online_run, monkeypatch):
-    """Its process is killed when it has begun, and it is not started any more."""
+    """Its process is killed as soon as it has begun, and is not started any more."""
     monkeypatch.setattr(opening, "RemotePolicy", partial(RemotePolicy, restarts=0))
-    recipe, run = online_run(targets=2, epochs=12.0)
-    over = threading.Event()
+    tell = opening.Told.__call__
 
-    def kill() -> None:
-        while not over.wait(0.05):
-            started = (run.events / "train.jsonl").exists() and [
-                e["worker_pid"]
-                for e in events(run, "worker")
-                if e["name"].startswith("target 0") and "started" in e["what"]
-            ]
-            with suppress(ProcessLookupError):
-                for pid in started or ():
-                    os.kill(pid, signal.SIGKILL)
+    def tell_and_kill(self, kind, fields):
+        tell(self, kind, fields)
+        if kind == "worker" and fields["what"] == "started" and fields["number"] == 0:
+            os.kill(fields["pid"], signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        with consumption() as consumed:
-            report = stage.run(recipe, run)
-    finally:
-        over.set()
-        killer.join()
-    assert "gave_up" in [e["what"] for e in events(run, "worker")]
-    assert set(consumed.values()) == {12}
-    assert report.numbers["samples"] == 240
+    monkeypatch.setattr(opening.Told, "__call__", tell_and_kill)
+    recipe, run = online_run(targets=2)
+    with consumption() as consumed:
+        report = stage.run(recipe, run)
+    told = [e["what"] for e in events(run, "worker") if e["name"].startswith("target 0")]
+    assert told == ["started", "died", "gave_up"]
+    assert set(consumed.values()) == {2}
+    assert report.numbers["samples"] == 40
+    assert report.numbers["worker_deaths"] == {"target 0 (cpu:0)": 1}
 
 
 def test_later_epochs_read_what_the_first_one_has_kept(online_run):
