@@ -98,6 +98,28 @@ def test_wherever_the_average_stops_the_next_start_makes_the_same(tmp_path, erro
         assert contents(root) == contents(made.parent), number
 
 
+@pytest.mark.parametrize("how", ["gone", "empty", "cut", "flipped"])
+def test_what_is_not_whole_is_passed_over_and_never_in_the_way(tmp_path, how):
+    """Whichever file it is: a start that it could stop would be stopped for ever."""
+    model = tiny_drafter(load_tiny_target(tmp_path))
+    outer = Outer(0.7, 0.9)
+    outer.velocity = {n: torch.full_like(t, 0.5) for n, t in trainable(model).items()}
+    left = leave_unaveraged(tmp_path / "left", model, replace(fresh_state("f"), step=5), outer)
+    files = sorted(p.relative_to(left) for p in left.rglob("*") if p.is_file())
+    assert len(files) > 8
+    for number, name in enumerate(files):
+        root = Path(shutil.copytree(left.parent, tmp_path / f"damaged {number}"))
+        path = root / left.name / name
+        data = path.read_bytes()
+        path.unlink()
+        if how != "gone":
+            middle = len(data) // 2
+            flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+            path.write_bytes({"empty": b"", "cut": data[:middle], "flipped": flipped}[how])
+        assert complete_what_was_left(root) == [], name
+        assert not list(root.iterdir()), name
+
+
 def test_what_was_left_does_not_undo_a_look_back(fresh_run, monkeypatch):
     """It is newer than the checkpoint that is asked for, so it is set aside with the others."""
     recipe, run = fresh_run()

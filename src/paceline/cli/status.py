@@ -209,7 +209,8 @@ def _training_lines(training: Training, notes: Sequence[str]) -> Iterator[str]:
 
 
 def _online(now: OnlineNow) -> str:
-    waits = f"drafters wait {now.drafters_wait:.0%} of the time, targets {now.targets_wait:.0%}"
+    drafters, targets = 100 * now.drafters_wait, 100 * now.targets_wait
+    waits = f"drafters wait {drafters:.0f} % of the time, targets {targets:.0f} %"
     rates = [
         f"{rate:,.0f} tokens/s a {side}"
         for side, rate in (("target", now.target_rate), ("drafter", now.drafter_rate))

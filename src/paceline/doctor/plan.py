@@ -14,8 +14,9 @@ from paceline.doctor.plan_online import OnlinePlan, online_plan
 from paceline.doctor.plan_rates import Flow, device_rate, flow
 from paceline.doctor.plan_space import FileSystem, Staging
 from paceline.doctor.plan_verdicts import Verdict, verdicts
+from paceline.drafter.memory import checkpoint_bytes
 from paceline.durable import space
-from paceline.recipe.online import has_velocity, training_devices
+from paceline.recipe.online import training_devices
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 
@@ -104,9 +105,7 @@ def make_plan(recipe: Recipe, run_dir: RunDir, asked: Asked) -> Plan:
             lm_head_parameters=needs.drafter.head_parameters,
             frozen_parameters=needs.drafter.frozen_parameters(is_tied=is_tied),
             weight_bytes=needs.drafter.weight_bytes,
-            checkpoint_bytes=needs.drafter.checkpoint_of(
-                drafters, has_velocity=has_velocity(recipe.train)
-            ),
+            checkpoint_bytes=checkpoint_bytes(recipe.train, needs.drafter),
         ),
         averaging=averaging(needs, facts.machine, drafters=drafters, is_tied=is_tied),
         file_systems=needs.file_systems,

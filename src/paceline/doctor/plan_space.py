@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.doctor.plan_bytes import CORPUS_TOKEN_BYTES, Samples, StoreSizes
+from paceline.drafter.memory import checkpoint_bytes, unaveraged_bytes
 from paceline.drafter.shape import DrafterShape
 from paceline.durable import space, staging
 from paceline.durable.open_store import local_path
 from paceline.recipe.extract_inputs import is_object_store
-from paceline.recipe.online import has_velocity, training_devices
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe, TrainRecipe
 
@@ -200,14 +200,9 @@ def places_of(
 
 
 def _checkpoint_bytes(train: TrainRecipe, drafter: DrafterShape) -> int:
-    drafters = len(training_devices(train))
-    one = drafter.checkpoint_of(
-        drafters, has_velocity=has_velocity(train), optimizer=train.optimizer
-    )
-    # Until it is averaged, a checkpoint has each drafter's weights and those before.
-    unaveraged = (drafters + 1) * drafter.weight_bytes if train.drafter_devices else 0
     # The newest, those kept for good, the best, and the one that is being written.
-    return (train.keep_checkpoints + _kept_for_good(train) + 2) * one + unaveraged
+    count = train.keep_checkpoints + _kept_for_good(train) + 2
+    return count * checkpoint_bytes(train, drafter) + unaveraged_bytes(train, drafter)
 
 
 def file_systems(places: Iterable[Place], *, high_mark: float) -> tuple[FileSystem, ...]:

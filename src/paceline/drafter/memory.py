@@ -76,6 +76,18 @@ def writing_bytes(train: TrainRecipe, drafter: DrafterShape, longest: int, *, de
     return max(0, size - sum(part.bytes or 0 for part in step_parts(train, drafter, longest)))
 
 
+def checkpoint_bytes(train: TrainRecipe, drafter: DrafterShape) -> int:
+    """Of one checkpoint on the disk."""
+    return drafter.checkpoint_of(
+        len(training_devices(train)), has_velocity=has_velocity(train), optimizer=train.optimizer
+    )
+
+
+def unaveraged_bytes(train: TrainRecipe, drafter: DrafterShape) -> int:
+    """What one has beside it until it is averaged: each drafter's weights and those before."""
+    return (len(train.drafter_devices) + 1) * drafter.weight_bytes if train.drafter_devices else 0
+
+
 def averaging_bytes(train: TrainRecipe, drafter: DrafterShape) -> int:
     """What averaging several drafters takes on the host.
 

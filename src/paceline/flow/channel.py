@@ -154,8 +154,9 @@ class Channel(Generic[T]):
         then one is let in beyond the bound, for else both sides would wait for ever.
         """
         with self._lock:
-            self._hungry += keeps
-            self._room.notify_all()
+            if keeps:
+                self._hungry += 1
+                self._room.notify_all()
             try:
                 with self._lease_wait:
                     came = self._items.wait_for(

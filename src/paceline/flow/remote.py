@@ -228,16 +228,18 @@ class Remote:
     def _receive(self) -> Any:
         assert self._child is not None
         assert self._pulse is not None
-        end, poll = self._child.socket, select.poll()
+        end, poll, is_killed = self._child.socket, select.poll(), False
         poll.register(end, select.POLLIN)
         while True:
             try:
                 # Not `select`, which knows no descriptor above 1023.
                 if not poll.poll(1000 * _GLANCE):
                     self._pulse.sample()
-                    if self._pulse.stuck_seconds >= self._policy.kill_after:
+                    if not is_killed and self._pulse.stuck_seconds >= self._policy.kill_after:
                         _LOG.warning("%s (process %d): killed", self.name, self._child.pid)
                         self.kill()
+                        # What the kernel holds ends later than that, or never.
+                        is_killed = True
                     continue
                 message = pickle.loads(receive_bytes(end))
             except (EOFError, OSError):

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 
 from paceline.drafter.dflash import DFlash
+from paceline.drafter.memory import checkpoint_bytes, unaveraged_bytes
+from paceline.drafter.shape import DrafterShape
 from paceline.features.manifest import Manifest
 from paceline.flow.channel import Channel
 from paceline.flow.remote import RemotePolicy
 from paceline.recipe.objective_inputs import needs_all_tokens
 from paceline.recipe.online import capture_devices, training_devices
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.schema import Recipe, TrainRecipe
+from paceline.recipe.schema import Recipe
 from paceline.target.head import TargetHead
 from paceline.target.spec import read_spec
 from paceline.train.agenda import Agenda
@@ -126,12 +128,6 @@ def demand_of(recipe: Recipe, data: TrainData) -> Demand:
     return Demand(longest=int(longest), is_tied=spec.tie_word_embeddings)
 
 
-def checkpoint_bytes(train: TrainRecipe, parameters: int) -> int:
-    """Of one checkpoint: fp32 weights, and of each drafter two moments and weights of its own."""
-    drafters = len(train.drafter_devices)
-    return 4 * parameters * (1 + (3 * drafters if drafters else 2))
-
-
 @contextmanager
 def open_feed(
     recipe: Recipe,
@@ -142,11 +138,11 @@ def open_feed(
     sides: Sides,
     told: Told,
     *,
-    parameters: int,
+    shape: DrafterShape,
 ) -> Iterator[Channel[Fed]]:
     """The channel that the samples of `agenda` come through, which `sides` then watches.
 
-    What is kept leaves the disk room for checkpoints of a drafter with so many `parameters`.
+    What is kept leaves the disk room for checkpoints of a drafter of this `shape`.
     """
     train = recipe.train
     if data.captured is None:
@@ -172,7 +168,7 @@ def open_feed(
         codec=manifest.codec,
         shard_bytes=recipe.extract.shard_bytes,
         waiting_bytes=train.queue_bytes,
-        reserve=_CHECKPOINTS * checkpoint_bytes(train, parameters),
+        reserve=_CHECKPOINTS * checkpoint_bytes(train, shape) + unaveraged_bytes(train, shape),
     )
     with (
         open_tee(place, data.captured.ids) if train.tee else nullcontext() as tee,

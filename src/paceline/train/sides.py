@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.flow.balance import starvation
 from paceline.flow.channel import Channel, Meters
+from paceline.recipe.online import capture_devices, training_devices
 from paceline.recipe.schema import Recipe
 from paceline.train.fed import Fed
 from paceline.train.online import TargetMeters
@@ -132,6 +133,5 @@ class Sides:
 
 def sides_of(recipe: Recipe) -> Sides:
     """How many work on each side; without targets the one thread that reads the store."""
-    train = recipe.train
-    targets = max(1, len(train.target_devices)) if train.online else 1
-    return Sides(targets=targets, drafters=max(1, len(train.drafter_devices)))
+    targets = len(capture_devices(recipe)) or 1
+    return Sides(targets=targets, drafters=len(training_devices(recipe.train)))

@@ -34,7 +34,7 @@ from paceline.train.data import TrainData, open_data, stored_of
 from paceline.train.fork import open_fork
 from paceline.train.kept import KeptCheckpoints, best_checkpoint
 from paceline.train.loop import Trainer
-from paceline.train.memory import LOADING, Meter, Use, numbers_of
+from paceline.train.memory import LOADING, Meter, Use, numbers_of, shape_of
 from paceline.train.opening import Told, open_crew, open_feed
 from paceline.train.report import choice, left_out, nothing_learned, worse
 from paceline.train.resume import chosen_checkpoint, make_newest, refuse_foreign
@@ -243,7 +243,7 @@ def _train(
                 agenda,
                 sides,
                 told,
-                parameters=crew.num_parameters,
+                shape=shape_of(drafter.config),
             ),
             sides=sides,
             checkpoints=run_dir.checkpoints,

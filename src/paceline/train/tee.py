@@ -89,7 +89,7 @@ class Tee:
         self._row_of = np.zeros(len(ids), dtype=np.int32)
         self._held: dict[int, Features] = {}
         self._waiting: deque[int] = deque()
-        self._held_bytes = 0
+        self._held_bytes = self._waiting_bytes = 0
         self._rests_until = 0.0
         self._refusal: str | None = None
         self._is_over = False
@@ -146,6 +146,7 @@ class Tee:
                 return
             self._held[number] = copy
             self._waiting.append(number)
+            self._waiting_bytes += size
             self._change.notify_all()
 
     def read(self, number: int) -> Features:
@@ -257,7 +258,7 @@ class Tee:
         """The thread that writes."""
         while True:
             with self._change:
-                while not (self._is_over or self._is_full()):
+                while not (self._is_over or self._waiting_bytes >= self._place.shard_bytes):
                     self._change.wait()
                 numbers = self._taken()
                 if not numbers:
@@ -269,9 +270,6 @@ class Tee:
                     self._room.refused(error)
                 self._give_up(numbers, str(error))
 
-    def _is_full(self) -> bool:
-        return sum(self._held[n].num_bytes for n in self._waiting) >= self._place.shard_bytes
-
     def _taken(self) -> list[int]:
         """What goes into the next shard."""
         numbers: list[int] = []
@@ -279,6 +277,7 @@ class Tee:
         while self._waiting and room > 0:
             numbers.append(self._waiting.popleft())
             room -= self._held[numbers[-1]].num_bytes
+        self._waiting_bytes -= self._place.shard_bytes - room
         return numbers
 
     def _write(self, numbers: list[int]) -> None:
