@@ -179,6 +179,32 @@ def test_a_lost_answer_of_an_upload_costs_nothing_and_leaves_nothing(through, st
     assert multipart_uploads(store) == []
 
 
+@pytest.mark.parametrize("away", [lose_answer, slow_down, cut_answer])
+def test_a_put_that_went_through_waits_for_the_server_to_end_what_it_left(
+    through, store, proxy, away
+):
+    listing = first(5, lambda r: r.method == "GET" and r.query.startswith("uploads"), away)
+    losing = first(1, LOST["beginning"], lose_answer)
+    proxy.rule = lambda request, forward: losing(request, lambda r: listing(r, forward))
+    assert through.put("x", LARGE) == store.head("x") == STAT
+    assert multipart_uploads(store) == []
+
+
+def test_a_server_that_does_not_let_us_look_for_what_is_left_costs_no_wait(through, store, proxy):
+    refusal = b"<Error><Code>AccessDenied</Code></Error>"
+    asked = []
+
+    def rule(request, forward):
+        if not request.query.startswith("uploads") or request.method != "GET":
+            return forward(request)
+        asked.append(request)
+        return answer(403, "Forbidden", refusal)
+
+    proxy.rule = rule
+    assert through.put("x", LARGE) == store.head("x") == STAT
+    assert len(asked) == 1
+
+
 def test_an_upload_said_to_be_gone_was_completed_by_our_first_try(through, store, proxy):
     gone = answer(404, "Not Found", b"<Error><Code>NoSuchUpload</Code></Error>")
     done = []

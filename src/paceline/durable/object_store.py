@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -38,7 +37,8 @@ CREATE_LIMIT = 128 << 20
 """The most bytes that `ObjectStore.create` takes: it is one request, held in memory."""
 
 _BLOCK = 8 << 20
-_SWEEPS = 3
+_SWEEP_WAITS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+"""Seconds before each try."""
 _CONFLICTS = (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileNotFoundError)
 """Something else is there than a put was to find; the last: nothing any more, or no bucket."""
 
@@ -113,6 +113,16 @@ class ObjectStore:
         """
         check_key(key)
         wanted = promise(source, crc64)
+        try:
+            self._put(key, source, wanted)
+        except BaseException:
+            # The next put of the key sweeps again, and for longer if it goes through.
+            self._sweep(key, wanted, _SWEEP_WAITS[:1])
+            raise
+        self._sweep(key, wanted, _SWEEP_WAITS)
+        return wanted
+
+    def _put(self, key: str, source: Source, wanted: Stat) -> None:
         before = seen = self._see_first(key)
         conflict = None
         for _ in range(self._tries):
@@ -124,11 +134,11 @@ class ObjectStore:
                 # The answer to a put that succeeded may be lost; the client then tries again and
                 # is told that the upload is gone, or that there is a conflict.
                 if failure.transient and self._is_kept(key, wanted):
-                    return wanted
+                    return
                 raise
             seen = self._see(key)
             if seen is not None and seen.holds(wanted):
-                return wanted
+                return
             self._require_free(key, wanted, before, seen)
             before = seen
         if conflict is not None:
@@ -260,18 +270,15 @@ class ObjectStore:
             self._replace(key, self._whole(source, wanted), wanted, before)
             return
         parts = pieces(source, wanted, size, self._watch)
-        try:
-            with self._in_words(f"putting {key}"):
-                obstore.put(
-                    self._client,
-                    key,
-                    self._unless_taken(key, wanted, before, parts),
-                    attributes=attributes(wanted),
-                    chunk_size=size,
-                    max_concurrency=self._concurrency,
-                )
-        finally:
-            self._sweep(key)
+        with self._in_words(f"putting {key}"):
+            obstore.put(
+                self._client,
+                key,
+                self._unless_taken(key, wanted, before, parts),
+                attributes=attributes(wanted),
+                chunk_size=size,
+                max_concurrency=self._concurrency,
+            )
 
     def _replace(self, key: str, data: bytes, wanted: Stat, before: Seen | None) -> None:
         mode = instead_of(before) if self._knows_conditions else "overwrite"
@@ -330,24 +337,16 @@ class ObjectStore:
                 mode=mode,
             )
 
-    def _sweep(self, key: str) -> None:
+    def _sweep(self, key: str, wanted: Stat, waits: Iterable[float]) -> None:
         """Abort what uploads of this key have left, as far as the server lets us.
 
         A failed one may have left its parts, and one that succeeded may be a second try behind a
         lost answer. Another writer's of the same key is moot: the key is there, or it tries again.
         """
-        if self.bucket is None:
-            return
-        for _ in range(_SWEEPS):
-            try:
-                with self._watch.call("list uploads", f"{self._url}/{key}"):
-                    left = list(self.bucket.unfinished(self.prefix + key))
-                    self.bucket.abort(upload for upload in left if upload.key == self.prefix + key)
-            except TimeoutError:
-                return  # the bucket's own rule is for what stays
-            except (OSError, HTTPException, ValueError, RuntimeError):
-                continue
-            return
+        parted = wanted.size > part_size(wanted.size, self._part_size)
+        if self.bucket is not None and parted:
+            call = partial(self._watch.call, "list uploads", f"{self._url}/{key}")
+            self.bucket.sweep(self.prefix + key, waits, call)
 
     def _see_first(self, key: str) -> Seen | None:
         """As `_see`, before a put; what is refused for good is the put's to tell.

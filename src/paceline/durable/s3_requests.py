@@ -4,10 +4,13 @@ Credentials are those of the environment, a profile or the instance, found by th
 """
 
 import http.client
+import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from http.client import HTTPException
 from io import BytesIO
 from urllib.parse import quote, urlsplit
 
@@ -22,6 +25,7 @@ from awscrt.http import HttpHeaders, HttpRequest
 from awscrt.io import InputStream
 
 _TIMEOUT = 30.0
+_LATER = (408, 425, 429)
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,12 @@ class Answer:
             return f"the store says HTTP {self.status}"
         words = (root.findtext("Code", ""), root.findtext("Message", "").rstrip("."))
         return " ".join(filter(None, (f"the store says HTTP {self.status}", *words)))
+
+    def error(self, doing: str = "") -> OSError:
+        """The refusal as an exception; a PermissionError where the same request has no prospect."""
+        final = 400 <= self.status < 500 and self.status not in _LATER
+        kind = PermissionError if final else OSError
+        return kind(f"{doing}{self.refusal}")
 
 
 @dataclass(frozen=True)
@@ -108,12 +118,12 @@ class S3Bucket:
             connection.close()
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
-        """Uploads under keys that begin with `prefix`. Raises as `request`; OSError if refused."""
+        """Uploads under keys that begin with `prefix`. Raises as `request`, and `Answer.error`."""
         marker: dict[str, str] = {}
         while True:
             answer = self.request("GET", query={"uploads": "", "prefix": prefix, **marker})
             if answer.status != 200:
-                raise OSError(answer.refusal)
+                raise answer.error()
             root = answer.xml()
             for upload in root.iter("Upload"):
                 key = upload.findtext("Key", "")
@@ -133,7 +143,31 @@ class S3Bucket:
         for upload in uploads:
             answer = self.request("DELETE", upload.key, {"uploadId": upload.upload_id})
             if answer.status not in (200, 204, 404):
-                raise OSError(f"{upload.key}: aborting: {answer.refusal}")
+                raise answer.error(f"{upload.key}: aborting: ")
+
+    def sweep(
+        self, key: str, waits: Iterable[float], call: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        """Abort all uploads of a key; what the server does not let us stays, and nothing is raised.
+
+        Args:
+            key: in the bucket, prefix included.
+            waits: seconds before each try; further ones are made where the server is away or says
+                that it is at fault, as one that is starting does.
+            call: what the requests of a try are made in.
+
+        """
+        for wait in waits:
+            time.sleep(wait)
+            try:
+                with call():
+                    left = list(self.unfinished(key))
+                    self.abort(upload for upload in left if upload.key == key)
+            except (TimeoutError, PermissionError, ValueError, RuntimeError):
+                return  # the bucket's own rule is for what stays
+            except (OSError, HTTPException):
+                continue
+            return
 
     def _target(self, key: str) -> tuple[str, str, str]:
         endpoint = self.endpoint or f"https://s3.{self.region}.amazonaws.com"
