@@ -5,8 +5,6 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.drafter.config import DrafterConfig
 
@@ -48,6 +46,10 @@ def _frequencies(config: DrafterConfig) -> tuple[torch.Tensor, float]:
     if kind == "default":
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
         return 1.0 / (float(config.rope["rope_theta"]) ** exponents), 1.0
+    # Rare, and a second of every worker's start.
+    from transformers import PretrainedConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     described: dict[str, Any] = {
         "hidden_size": config.hidden_size,
         "num_attention_heads": config.num_heads,

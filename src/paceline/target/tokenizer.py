@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from paceline.durable.errors import TargetError
 from paceline.recipe.fingerprint import Fields, digest_file
 
@@ -22,6 +20,8 @@ _FILES = (
 
 def load_tokenizer(folder: Path) -> Any:
     """The Transformers tokenizer. Raises TargetError where the folder has no usable one."""
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:

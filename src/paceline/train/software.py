@@ -2,9 +2,9 @@
 
 import logging
 import platform
+from importlib import metadata
 
 import torch
-import transformers
 
 import paceline
 from paceline.durable.code import source_hash
@@ -18,7 +18,7 @@ def software() -> dict[str, str]:
         "paceline": paceline.__version__,
         "source": source_hash(),
         "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
+        "transformers": metadata.version("transformers"),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
