@@ -82,9 +82,9 @@ $(PEERS)/installed: pyproject.toml benchmarks/peers/requirements.txt
 bench-peers: $(PEERS)/installed ## a training step beside that of speculators, installed in .venv-peers
 	@$(PEERS)/bin/python benchmarks/run.py --only peers.step
 
-bench-peers-tau: $(PEERS)/installed ## long: τ beside speculators, after `make demo`; EPOCHS=0.1 PROMPTS=2 for a trial
+bench-peers-tau: $(PEERS)/installed ## long: τ beside speculators, after `make demo`; SEEDS=0,1,2; EPOCHS=0.1 PROMPTS=2 for a trial
 	@$(PEERS)/bin/python benchmarks/run.py --only peers.tau demo=$(RUN) \
-	  $(if $(EPOCHS),epochs=$(EPOCHS)) $(if $(PROMPTS),prompts=$(PROMPTS))
+	  $(if $(EPOCHS),epochs=$(EPOCHS)) $(if $(PROMPTS),prompts=$(PROMPTS)) $(if $(SEEDS),seeds=$(SEEDS))
 
 torture: $(STAMP) ## kill, flip, starve and sabotage until something breaks; ONLY=gate, SEED=n
 	@$(BIN)/python torture/run.py $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))

@@ -11,6 +11,8 @@ step, and the same CPU time, on one thread:
 - *speculators* trains by its own defaults (training.py) until its steps have taken as much. Its
   start is not counted.
 
+A training has noise: `seeds` asks for several, of which the mean counts.
+
 Both are scored by `paceline score` on the demo's held-out prompts: the chain is decoded, the trees
 are walked.
 """
@@ -21,7 +23,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from paceline.recipe.load import load_recipe
@@ -34,15 +38,32 @@ METHODS = ("chain", *(f"ddtree-{budget}" for budget in WALKED))
 TARGET = {"chain": 1.15}
 
 
+@dataclass(frozen=True)
+class _Outcome:
+    """Of one seed."""
+
+    ours: dict[str, float]
+    """τ by method."""
+    theirs: dict[str, float]
+    seconds: float
+    """CPU-seconds that either training had."""
+    peer: dict[str, Any]
+    """What the other training took."""
+
+
 def measure(
-    demo: str = "runs/demo", epochs: str | None = None, prompts: str | None = None
+    demo: str = "runs/demo",
+    epochs: str | None = None,
+    prompts: str | None = None,
+    seeds: str = "0",
 ) -> dict[str, Any]:
-    """The ratio of τ by method, Paceline's over that of speculators.
+    """The ratio of mean τ over the seeds, by method: Paceline's over that of speculators.
 
     Args:
         demo: a run whose features are made.
         epochs: instead of the recipe's; fewer of them are a smaller budget for both.
         prompts: of each held-out data set, instead of the recipe's.
+        seeds: of both trainings, with commas between.
 
     """
     source = RunDir(Path(demo).resolve())
@@ -60,16 +81,40 @@ def measure(
         "score.walk_check_prompts=0",
     )
     root = Path("runs") / f"peers-{epochs}-epochs-{prompts}-prompts"
+    found = {
+        seed: _outcome(source, root / f"seed-{seed}", (*changes, f"train.seed={seed}"))
+        for seed in seeds.split(",")
+    }
+    told = [
+        ", ".join(f"{m} {out.theirs[m]:.3f} -> {out.ours[m]:.3f}" for m in METHODS)
+        + f" (seed {seed}: {out.seconds:.0f} CPU-seconds for each, {epochs} epochs of Paceline, "
+        f"{out.peer['epochs']:.2f} of the other in {out.peer['steps']} steps, "
+        f"last loss {out.peer['loss']:.3f})"
+        for seed, out in found.items()
+    ]
+    peer = next(iter(found.values())).peer["peer"]
+    return _line(
+        {
+            method: round(
+                fmean(out.ours[method] for out in found.values())
+                / fmean(out.theirs[method] for out in found.values()),
+                4,
+            )
+            for method in METHODS
+        },
+        f"pooled τ of {peer} -> Paceline, {prompts} prompts of each data set: {'; '.join(told)}",
+    )
+
+
+def _outcome(source: RunDir, root: Path, changes: Sequence[str]) -> _Outcome:
     ours, theirs = (_run_dir(root / name, source) for name in ("paceline", "speculators"))
     seconds = _train(ours, source, changes)
     peer = trained_peer(load_recipe(source.recipe, changes), ours, theirs, seconds)
-    taus = [_score(run, source, changes) for run in (theirs, ours)]
-    told = ", ".join(f"{m} {taus[0][m]:.3f} -> {taus[1][m]:.3f}" for m in METHODS)
-    return _line(
-        {method: round(taus[1][method] / taus[0][method], 4) for method in METHODS},
-        f"pooled τ of {peer['peer']} -> Paceline: {told}; {seconds:.0f} CPU-seconds for each: "
-        f"{epochs} epochs of Paceline, {peer['epochs']:.2f} of the other ({peer['steps']} steps, "
-        f"last loss {peer['loss']:.3f}); {prompts} prompts of each data set",
+    return _Outcome(
+        ours=_score(ours, source, changes),
+        theirs=_score(theirs, source, changes),
+        seconds=seconds,
+        peer=peer,
     )
 
 
