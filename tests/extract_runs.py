@@ -9,6 +9,9 @@ from paceline.recipe.schema import ExtractRecipe, Recipe, RegenerateRecipe, Targ
 from paceline.types import Sample, Split
 from paceline.types.sample import encode_sample
 
+ROOMY = {"high_mark": 1.0, "low_mark": 0.99}
+"""Of `extract`, where files are staged on whatever disk the tests have: it may be nearly full."""
+
 
 def make_sample(
     number: int, length: int, *, split: Split = Split.TRAIN, loss: int | None = None, seed: int = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from extract_runs import make_samples
+from extract_runs import ROOMY, make_samples
 from extract_trials import Prepared, prepare_run
 from paceline.types import Sample
 from run_server import RunServer
@@ -41,8 +41,7 @@ def bucket(s3: Seaweed, tmp_path: Path) -> Iterator[dict[str, object]]:
             "store": s3.url(f"extract/{tmp_path.name}"),
             "store_options": s3.options,
             "staging": str(tmp_path / "staging"),
-            "high_mark": 0.99,
-            "low_mark": 0.98,
+            **ROOMY,
         }
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import foreign_caches as caches
-from extract_runs import contents, make_run, make_samples
+from extract_runs import ROOMY, contents, make_run, make_samples
 from paceline.durable.errors import DataError, RecipeChanged, TargetError, UserError
 from paceline.durable.journal import fold
 from paceline.extract import stage
@@ -468,7 +468,11 @@ def test_into_a_store_with_a_codec_and_out_of_bf16(target, states, tmp_path):
 def test_into_an_object_store(target, states, extracted, tmp_path, s3):
     recipe, run_dir = run_of(tmp_path / "run", target)
     extract = dataclasses.replace(
-        recipe.extract, store=s3.url("import"), store_options=s3.options, codec="none"
+        recipe.extract,
+        store=s3.url("import"),
+        store_options=s3.options,
+        codec="none",
+        **ROOMY,
     )
     run = dataclasses.replace(recipe, extract=extract), run_dir
     cache = caches.write_specforge(tmp_path / "cache", states)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from extract_runs import contents, make_run, make_sample, make_samples
+from extract_runs import ROOMY, contents, make_run, make_sample, make_samples
 from extract_trials import (
     bucket_of,
     manifest_bytes,
@@ -34,6 +34,7 @@ def place(request, tmp_path, s3):
         "store": s3.url(f"machines/{tmp_path.name}"),
         "store_options": s3.options,
         "staging": str(tmp_path / "staging"),
+        **ROOMY,
     }
 
 
