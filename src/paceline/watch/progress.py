@@ -37,8 +37,10 @@ class TokenProgress:
 
     def __init__(self, title: str, total: int, *, done: int = 0) -> None:
         self._title, self._total, self._done = title, max(total, 1), done
-        self._first = done
-        self._start = self._last_line = time.monotonic()
+        self._last_line = time.monotonic()
+        # Moments and what was done by then: where the rate counts from, and the first update.
+        self._start = (self._last_line, done)
+        self._first: tuple[float, int] | None = None
         self._bar: Progress | None = None
         self._task = TaskID(0)
         if sys.stderr.isatty():
@@ -58,8 +60,12 @@ class TokenProgress:
 
     @property
     def rate(self) -> float:
-        """Tokens per second since the start."""
-        return (self._done - self._first) / max(time.monotonic() - self._start, 1e-9)
+        """Tokens per second since the first update, as what comes before may be a start-up.
+
+        At that one they are counted from the start.
+        """
+        begin, done = self._start
+        return (self._done - done) / max(time.monotonic() - begin, 1e-9)
 
     @property
     def eta(self) -> float:
@@ -69,8 +75,12 @@ class TokenProgress:
     def update(self, done: int, note: str = "", *, speed: Speed | None = None) -> None:
         """Tell how many tokens are done; `note` stands beside the rate.
 
-        Without a `speed` it is that of all tokens since the start.
+        Without a `speed` it is `rate`.
         """
+        if self._first is not None and done > self._first[1]:
+            self._start = self._first
+        elif self._first is None and done > self._start[1]:
+            self._first = (time.monotonic(), done)
         self._done = done
         if speed is None:
             speed = Speed(self.rate or None, self.eta if self.rate else None)
