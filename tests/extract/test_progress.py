@@ -99,7 +99,8 @@ def test_what_hangs_stands_beside_the_progress_for_as_long_as_it_does(progress):
 def test_the_plain_line_has_the_rate_of_the_workers_and_not_that_of_their_loading(progress, caplog):
     caplog.set_level("INFO")
     progress._terminal._last_line -= 60.0
-    progress._terminal._start -= 60.0
+    began, done = progress._terminal._start
+    progress._terminal._start = (began - 60.0, done)
     progress.add(2, TIMES)
     assert caplog.messages == [
         "extract: 600 of 4,000 tokens (15 %), 400 tokens/s, 00:08 left",
