@@ -205,6 +205,13 @@ def test_a_server_that_does_not_let_us_look_for_what_is_left_costs_no_wait(throu
     assert len(asked) == 1
 
 
+def test_a_put_that_has_sent_nothing_has_nothing_to_end(through, proxy):
+    proxy.rule = first(1000, lambda r: r.method == "HEAD", slow_down)
+    with pytest.raises(StoreFailed):
+        through.put("x", LARGE)
+    assert {r.method for r in proxy.seen} == {"HEAD"}
+
+
 def test_an_upload_said_to_be_gone_was_completed_by_our_first_try(through, store, proxy):
     gone = answer(404, "Not Found", b"<Error><Code>NoSuchUpload</Code></Error>")
     done = []

@@ -113,18 +113,18 @@ class ObjectStore:
         """
         check_key(key)
         wanted = promise(source, crc64)
+        before = self._see_first(key)
         try:
-            self._put(key, source, wanted)
+            self._put(key, source, wanted, before)
         except BaseException:
             # The next put of the key sweeps again, and for longer if it goes through.
-            self._sweep(key, wanted, _SWEEP_WAITS[:1])
+            self._sweep(key, wanted, _SWEEP_WAITS[:3])
             raise
         self._sweep(key, wanted, _SWEEP_WAITS)
         return wanted
 
-    def _put(self, key: str, source: Source, wanted: Stat) -> None:
-        before = seen = self._see_first(key)
-        conflict = None
+    def _put(self, key: str, source: Source, wanted: Stat, before: Seen | None) -> None:
+        seen, conflict = before, None
         for _ in range(self._tries):
             try:
                 self._send(key, source, wanted, before)
