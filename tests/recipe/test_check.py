@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.durable.errors import RecipeError
-from paceline.recipe.check import BOUNDS, check_paths, check_recipe, notes
+from paceline.recipe.bounds import BOUNDS
+from paceline.recipe.check import check_paths, check_recipe, notes
 from paceline.recipe.convert import convert_recipe
 from paceline.recipe.schema import Recipe
 

@@ -18,6 +18,7 @@ from paceline.recipe.schema import (
     DrafterRecipe,
     ExtractRecipe,
     Recipe,
+    RegenerateRecipe,
     SourceRecipe,
     TargetRecipe,
     TrainRecipe,
@@ -50,18 +51,38 @@ st.register_type_strategy(float, st.floats(allow_nan=False))
 paths = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).map(
     "/d/{}".format
 )
-sources = st.builds(SourceRecipe, path=paths, name=..., split=..., limit=...)
+sources = st.builds(
+    SourceRecipe, path=paths, name=..., split=..., limit=..., weight=..., max_samples=...
+)
 corpora = st.builds(
     CorpusRecipe,
     sources=st.lists(sources, max_size=3).map(tuple),
     max_length=...,
+    on_length=...,
     min_loss_tokens=...,
     validation_fraction=...,
     leading_assistant=...,
+    consecutive_roles=...,
+    roles=...,
     last_turn_only=...,
     template_args=template_args,
+    template_file=st.none() | paths,
+    on_loop=...,
+    on_same_prompt=...,
+    max_overlap=...,
     strict=...,
     seed=...,
+    workers=...,
+)
+regenerations = st.builds(
+    RegenerateRecipe,
+    max_new_tokens=...,
+    temperature=...,
+    servers=...,
+    model=...,
+    api=...,
+    server_options=template_args,
+    timeout=...,
 )
 drafters = st.builds(
     dataclasses.replace,
@@ -82,7 +103,7 @@ recipes = st.builds(
     name=...,
     target=targets,
     corpus=corpora,
-    regenerate=...,
+    regenerate=regenerations,
     extract=extracts,
     drafter=drafters,
     train=...,

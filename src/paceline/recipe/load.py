@@ -44,7 +44,8 @@ def resolve_paths(recipe: Recipe) -> Recipe:
     asked = recipe.extract
     store = asked.store if "://" in asked.store else _absolute(asked.store)
     staging = asked.staging if asked.staging == "auto" else _absolute(asked.staging)
-    warm_start = recipe.drafter.warm_start
+    warm_start, template_file = recipe.drafter.warm_start, recipe.corpus.template_file
+    template_file = None if template_file is None else _absolute(template_file)
     drafter = dataclasses.replace(
         recipe.drafter,
         warm_start=None if warm_start is None else _absolute(warm_start),
@@ -54,7 +55,7 @@ def resolve_paths(recipe: Recipe) -> Recipe:
         recipe,
         drafter=drafter,
         target=dataclasses.replace(recipe.target, path=_absolute(recipe.target.path)),
-        corpus=dataclasses.replace(recipe.corpus, sources=sources),
+        corpus=dataclasses.replace(recipe.corpus, sources=sources, template_file=template_file),
         extract=dataclasses.replace(asked, store=store, staging=staging),
     )
 

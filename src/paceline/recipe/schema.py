@@ -14,13 +14,21 @@ class SourceRecipe:
     """One data set."""
 
     path: str
-    """A .jsonl or .json file, ShareGPT (`conversations`) or OpenAI (`messages`, `prompt`) rows."""
+    """A file (.jsonl, .json, .parquet, .arrow, .txt), a folder of such files or one that `datasets`
+    has saved, or `hf:OWNER/NAME` (also `?config=...&split=...&revision=...`), which takes the extra
+    `datasets`. Rows are ShareGPT (`conversations`), OpenAI (`messages`, `prompt`), `text`, or
+    tokens (`input_ids`, `loss_mask`)."""
     name: str = ""
-    """Name in reports; the file's stem where empty."""
+    """Name in reports; that of the file or folder where empty."""
     split: Literal["train", "heldout"] = "train"
     """`train` (a hash sets `corpus.validation_fraction` of it aside) or `heldout` (score only)."""
     limit: int | None = None
     """Read at most this many rows."""
+    weight: float | None = None
+    """Share in the mixture, relative to the weights of the other sources, in samples: of a source
+    that is too large for it, those of the lowest hash are taken. Null takes all of it."""
+    max_samples: int | None = None
+    """Take at most this many samples, those of the lowest hash, whatever the order of the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +41,42 @@ class CorpusRecipe:
     """Tokens; longer samples are cut there."""
     max_prompt_length: int | None = None
     """Longer prompts are not answered but quarantined; null answers all that fit."""
+    on_length: Literal["cut", "exclude"] = "cut"
+    """Samples longer than `max_length`: cut there, or quarantined."""
     min_loss_tokens: int = 2
     """A sample with fewer trainable tokens after the cut is quarantined."""
     validation_fraction: float = 0.05
     """Share of the training prompts, chosen by the hash of the prompt, that is never trained on."""
     leading_assistant: Literal["keep", "context_only", "drop"] = "context_only"
     """An assistant turn before the first user turn: trained, only read, or its row quarantined."""
+    consecutive_roles: Literal["keep", "merge", "exclude"] = "keep"
+    """Turns of one role in a row: rendered as they stand, joined by an empty line, or their row
+    quarantined. Tool results are never joined."""
+    roles: dict[str, str] = field(default_factory=dict)
+    """What roles with unknown names are, such as `expert: assistant`; a row with a role that is
+    neither known nor named here is quarantined."""
     last_turn_only: bool = False
     """Train on the last assistant turn alone."""
     template_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of the chat template, such as `enable_thinking: false`; recorded and exported."""
+    template_file: str | None = None
+    """A chat template (Jinja) in place of the target's own, if the target is served with it."""
+    on_loop: Literal["keep", "exclude"] = "keep"
+    """Answers in the data that repeat an 8-gram `loop_repeats` times: trained on, or their row
+    quarantined."""
+    loop_repeats: int = 4
+    """Occurrences of one 8-gram that make an answer in the data a loop."""
+    on_same_prompt: Literal["keep", "exclude"] = "keep"
+    """Samples whose prompt came before, with another answer: kept, or quarantined."""
+    max_overlap: float = 1.0
+    """A training row whose prompt holds more than this share of a held-out prompt's 8-grams is
+    quarantined; 1 keeps all but the very same prompts, which are never trained on."""
     strict: bool = False
     """Fail when any row is rejected."""
     seed: int = 0
-    """Seeds the split."""
+    """Seeds the split, and the choice where a source is not taken whole."""
+    workers: int | None = None
+    """Processes that tokenise; null takes one for each CPU core, and none for small data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +119,26 @@ class RegenerateRecipe:
     """Occurrences of one 8-gram that make an answer a loop."""
     seed: int = 0
     """Seeds sampling at temperature above 0."""
+    servers: tuple[str, ...] = ()
+    """OpenAI-compatible servers that run the target, such as `http://127.0.0.1:8000/v1`, all of
+    which share the work; none runs the target here."""
+    model: str = ""
+    """What the servers call the target; empty is the one model that they list."""
+    api: Literal["completions", "chat"] = "completions"
+    """`completions` sends the prompt's own token ids, `chat` its messages, which the server renders
+    with its own template: what it made of them is compared where it tells."""
+    server_options: dict[str, Any] = field(default_factory=dict)
+    """More fields of each request, such as `top_k: 20`."""
+    concurrency: int = 32
+    """Requests at a time to each server."""
+    timeout: float = 600.0
+    """Seconds that a server may take for one answer."""
+    attempts: int = 5
+    """Failures over one prompt, at servers that answer others, after which it is quarantined."""
+    server_wait: float = 3600.0
+    """Seconds without any server that answers, after which the stage gives up."""
+    api_key_variable: str = "OPENAI_API_KEY"
+    """Environment variable with the servers' key, where they want one."""
 
 
 @dataclass(frozen=True, kw_only=True)
