@@ -164,7 +164,8 @@ def _rendering(recipe: Recipe, record: Record) -> Fields:
     Where its files are those that `prepare` read, so is what follows from them: nothing heavy is
     loaded then, which a process that only supervises others would keep.
     """
-    if record.report.get(RENDERED_BY) == rendering_files(Path(recipe.target.path)):
+    files = rendering_files(Path(recipe.target.path), recipe.corpus.template_file)
+    if record.report.get(RENDERED_BY) == files:
         kept = ("template", "tokenizer", "end_tokens.")
         return {key: value for key, value in record.fields.items() if key.startswith(kept)}
     # By name, as the pipeline does: whoever looks at records need not load a stage.

@@ -158,7 +158,7 @@ def test_prompt_rows():
         ({"messages": [{"role": "user", "content": 3}]}, "unsupported_content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "unsupported_content",
+            "content_image_url",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": {"a": 1}}]}, "bad_tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "bad_tool_calls"),

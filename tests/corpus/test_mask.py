@@ -271,15 +271,23 @@ def test_pitfall_17_thinking_template():
     )
 
 
-def test_pitfall_17_history_rendered_unlike_the_answer_is_refused_not_guessed():
+def test_pitfall_17_history_rendered_unlike_the_answer_is_an_event_for_each_answer():
+    tokenizer = byte_chatml(THINKING)
     rows = turns("u:1|a:22|u:3|a:4444")
-    assert reason(rows, template=THINKING) == "template_not_prefix_stable"
-    left_open = prepare(turns("u:1|a:22|u:3"), template=THINKING)
-    assert isinstance(left_open, Rejected)
-    assert left_open.reason == "template_not_prefix_stable"
-    assert left_open.detail.startswith("the whole conversation is rendered as '22")
+    outcome = prepare(rows, template=THINKING)
+    assert isinstance(outcome, Accepted), outcome
+    first, second = outcome.samples
+    thought = "<think>\n\n</think>\n\n"
+    assert trained_texts(first, tokenizer) == [f"{thought}22{END}"]
+    assert trained_texts(second, tokenizer) == [f"{thought}4444{END}"]
+    assert first.messages == rows[:2]
+    assert thought not in tokenizer.decode(second.input_ids[: second.loss_spans[0][0]])
+    assert first.sample_id == sample(rows[:2], template=THINKING).sample_id
+    # A question that nobody has answered yet is no part of what was generated.
+    left_open = sample(turns("u:1|a:22|u:3"), template=THINKING)
+    assert left_open.input_ids == first.input_ids
     last = sample(rows, template=THINKING, last_turn_only=True)
-    assert trained_texts(last, byte_chatml(THINKING)) == ["<think>\n\n</think>\n\n4444" + END]
+    assert trained_texts(last, tokenizer) == [f"{thought}4444{END}"]
 
 
 def test_a_template_without_end_token_trains_the_content_alone():

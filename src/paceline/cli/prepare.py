@@ -52,6 +52,7 @@ def _preview(recipe: Recipe, run_dir: RunDir) -> None:
     if not first.loss_spans:
         first = next((s for s in candidates if s.loss_spans), first)
     header(f"sample {first.sample_id} of {first.source}")
-    show(preview(first, load_tokenizer(recipe.target.path)), marked=TRAINED)
+    tokenizer = load_tokenizer(recipe.target.path, recipe.corpus.template_file)
+    show(preview(first, tokenizer), marked=TRAINED)
     if not first.loss_spans:
         say("Nothing is marked: the answers come with `paceline regenerate`.")

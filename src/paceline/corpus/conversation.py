@@ -1,5 +1,7 @@
 """Rows of any supported dialect as one form of conversation, so that equal ones look equal."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +10,7 @@ import msgspec
 from paceline.corpus.rejection import RowRejected
 from paceline.corpus.template import Message
 
-_ROLES = {
+ROLES = {
     "system": "system",
     "developer": "developer",
     "user": "user",
@@ -28,6 +30,12 @@ _CARRIED = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking"
 """What else a chat template reads from a turn; bookkeeping of a data set is left behind."""
 
 
+_TURNS = ("messages", "conversations", "prompt")
+
+_TEXT_KINDS = ("text", "input_text", "output_text")
+_KIND = re.compile(r"[A-Za-z0-9_]{1,40}")
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """Turns and tools in the OpenAI form; tool call arguments are objects, never strings."""
@@ -36,12 +44,19 @@ class Conversation:
     tools: list[dict[str, Any]] | None
 
 
-def conversation_of(row: dict[str, Any]) -> Conversation:
+def has_conversation(row: dict[str, Any]) -> bool:
+    """Whether a row has turns or a prompt, well formed or not."""
+    return any(row.get(key) is not None for key in _TURNS)
+
+
+def conversation_of(row: dict[str, Any], roles: Mapping[str, str] | None = None) -> Conversation:
     """The conversation in a row: `messages`, ShareGPT `conversations`, or a bare `prompt`.
 
-    Raises RowRejected with a reason code.
+    A `completion` beside the prompt is its answer. `roles` says what roles of unknown names are,
+    by lower-cased name. Raises RowRejected with a reason code.
     """
-    messages = [_message(turn, i) for i, turn in enumerate(_turns(row))]
+    known = {**ROLES, **(roles or {})}
+    messages = [_message(turn, i, known) for i, turn in enumerate(_turns(row))]
     if not messages:
         raise RowRejected("empty_conversation", "the list of turns is empty")
     system = row.get("system")
@@ -51,30 +66,42 @@ def conversation_of(row: dict[str, Any]) -> Conversation:
 
 
 def _turns(row: dict[str, Any]) -> list[Any]:
-    for key in ("messages", "conversations", "prompt"):
+    for key in _TURNS:
         turns = row.get(key)
         if turns is None:
             continue
         if key == "prompt" and isinstance(turns, str):
-            return [{"role": "user", "content": turns}]
+            turns = [{"role": "user", "content": turns}]
         if not isinstance(turns, list):
             raise RowRejected("bad_conversation", f"`{key}` is a {type(turns).__name__}")
-        return turns
+        return [*turns, *_completion(row)] if key == "prompt" else turns
     raise RowRejected(
         "no_conversation",
-        f"no `messages`, `conversations` or `prompt`; the row has {', '.join(sorted(row)[:8])}",
+        "no `messages`, `conversations`, `prompt`, `text` or `input_ids`; the row has "
+        f"{', '.join(sorted(row)[:8]) or 'no keys'}",
     )
 
 
-def _message(turn: Any, index: int) -> Message:
+def _completion(row: dict[str, Any]) -> list[Any]:
+    completion = row.get("completion")
+    if completion is None:
+        return []
+    if isinstance(completion, str):
+        return [{"role": "assistant", "content": completion}]
+    if not isinstance(completion, list):
+        raise RowRejected("bad_conversation", f"`completion` is a {type(completion).__name__}")
+    return completion
+
+
+def _message(turn: Any, index: int, roles: Mapping[str, str]) -> Message:
     where = f"turn {index}"
     if not isinstance(turn, dict):
         raise RowRejected("bad_turn", f"{where} is a {type(turn).__name__}, not an object")
     role = turn.get("role", turn.get("from"))
-    if not isinstance(role, str) or role.lower() not in _ROLES:
-        raise RowRejected("unknown_role", f"{where}: {role!r}")
+    if not isinstance(role, str) or role.lower() not in roles:
+        raise RowRejected("unknown_role", f"{where}: {role!r}; corpus.roles can say what it is")
     message: Message = {
-        "role": _ROLES[role.lower()],
+        "role": roles[role.lower()],
         "content": _content(turn.get("content", turn.get("value")), where),
     }
     calls = turn.get("tool_calls")
@@ -93,11 +120,21 @@ def _content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        texts = [part for part in parts if isinstance(part, str)]
-        if len(texts) == len(parts):
-            return "".join(texts)
-    raise RowRejected("unsupported_content", f"{where}: only text is supported")
+        return "".join([_part(part, where) for part in content])
+    raise RowRejected("unsupported_content", f"{where}: a {type(content).__name__}, not text")
+
+
+def _part(part: Any, where: str) -> str:
+    """Text of one part; another kind is told by its name, so that each is counted apart."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if isinstance(part, dict) else None
+    if isinstance(text, str) and (kind is None or kind in _TEXT_KINDS):
+        return text
+    if isinstance(kind, str) and kind not in _TEXT_KINDS and _KIND.fullmatch(kind):
+        raise RowRejected(f"content_{kind.lower()}", f"{where}: a part of this kind is no text")
+    raise RowRejected("unsupported_content", f"{where}: a part that is no text")
 
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:

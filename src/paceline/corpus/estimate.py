@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from paceline.corpus.formats import MAX_LINE_BYTES, check_source, read_rows
-from paceline.corpus.mask import Renderer
+from paceline.corpus.mask import renderer_of
 from paceline.corpus.rows import Accepted, RowPreparer
-from paceline.corpus.template import check_template_args, load_tokenizer
+from paceline.corpus.template import check_template_args
 from paceline.durable.errors import DataError
 from paceline.recipe.schema import Recipe, SourceRecipe
 
@@ -61,9 +61,7 @@ def estimate_samples(recipe: Recipe, *, look_at: int = 400) -> Estimate:
     for source in sources:
         check_source(Path(source.path))
     check_template_args(recipe.corpus.template_args)
-    tokenizer = load_tokenizer(recipe.target.path)
-    renderer = Renderer.of(tokenizer, recipe.corpus.template_args, Path(recipe.target.path))
-    preparer = RowPreparer(renderer, recipe.corpus, recipe.regenerate.enabled)
+    preparer = RowPreparer(renderer_of(recipe), recipe.corpus, recipe.regenerate.enabled)
     rows = looked_at = 0
     samples = tokens = variance = 0.0
     is_counted = True

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.corpus.formats import read_rows
-from paceline.corpus.mask import Renderer
+from paceline.corpus.mask import renderer_of
 from paceline.corpus.rows import Accepted, RowPreparer
-from paceline.corpus.template import check_template_args, load_tokenizer
+from paceline.corpus.template import check_template_args
 from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import name_of
 from paceline.types import Sample
@@ -42,9 +42,8 @@ def first_row(recipe: Recipe) -> FirstRow:
     tokenizer or template, RecipeError for template arguments that Paceline sets itself.
     """
     check_template_args(recipe.corpus.template_args)
-    folder = Path(recipe.target.path)
-    tokenizer = load_tokenizer(recipe.target.path)
-    renderer = Renderer.of(tokenizer, recipe.corpus.template_args, folder)
+    renderer = renderer_of(recipe)
+    tokenizer = renderer.tokenizer
     rows = RowPreparer(renderer, recipe.corpus, recipe.regenerate.enabled)
     source = next(s for s in recipe.corpus.sources if s.split == "train")
     name = name_of(source)

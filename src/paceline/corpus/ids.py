@@ -25,6 +25,16 @@ def prompt_id(prompt: list[dict[str, Any]], tools: list[dict[str, Any]] | None) 
     return _digest(["prompt", prompt, tools])
 
 
+def given_sample_id(given: list[Any], identity: str) -> str:
+    """32 hex digits over a row without turns, its kind first, and `rendering_identity`."""
+    return _digest(["sample", *given, identity])
+
+
+def given_prompt_id(given: list[Any]) -> str:
+    """32 hex digits over what stands for the prompt of a row without turns, its kind first."""
+    return _digest(["prompt", *given])
+
+
 def prompt_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The turns up to and including the last user turn; empty where no user speaks."""
     last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)

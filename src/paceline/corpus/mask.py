@@ -5,26 +5,51 @@ ids until an end token. So everything in the prompt is context, the generation p
 and what the template writes after the end token (a line feed, say) is the next prompt's.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.corpus.encoder import Encoder, GrowingText
 from paceline.corpus.end_tokens import TurnEnd, turn_end
 from paceline.corpus.rejection import RowRejected
 from paceline.corpus.template import (
     Message,
-    encode,
-    render_prompt,
+    load_tokenizer,
     render_text,
     rendering_identity,
 )
+from paceline.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tools = list[dict[str, Any]] | None
 Spans = list[tuple[int, int]]
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_THOUGHT_OPENS = re.compile(_OPEN + r"\s*$")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One sequence that an engine would have held, with what it generated in it.
+
+    A conversation is one event as long as its template shows earlier answers as they were
+    generated. Where it does not, as with templates that take the reasoning out of the history,
+    the next answer begins an event of its own.
+    """
+
+    ids: list[int]
+    """Ids [T]."""
+    spans: Spans
+    """Half-open ranges of `ids` that the target generated, in order."""
+    end: int
+    """The event is that of the turns before this one."""
+    left_out: int = 0
+    """Trained turns whose `reasoning_content` the template does not show."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +61,7 @@ class Renderer:
     end: TurnEnd
     identity: str
     """`rendering_identity`, part of every sample id."""
+    encoder: Encoder
 
     @classmethod
     def of(
@@ -45,81 +71,82 @@ class Renderer:
         folder: Path | None = None,
     ) -> "Renderer":
         """Probe the template once. Raises TargetError where it cannot render an answer."""
-        end = turn_end(tokenizer, template_args, folder)
-        return cls(tokenizer, template_args, end, rendering_identity(tokenizer, template_args))
+        return cls(
+            tokenizer=tokenizer,
+            template_args=template_args,
+            end=turn_end(tokenizer, template_args, folder),
+            identity=rendering_identity(tokenizer, template_args),
+            encoder=Encoder(tokenizer),
+        )
 
     def prompt(self, messages: list[Message], tools: Tools) -> list[int]:
-        """Ids [T] with the generation prompt. Raises TemplateRejected."""
-        return render_prompt(self.tokenizer, messages, tools, self.template_args)
+        """Ids [T] with the generation prompt: what an engine is handed. Raises TemplateRejected."""
+        return self.encoder.encode(self._text(messages, tools, generation_prompt=True))
 
-    def answered(
-        self, messages: list[Message], tools: Tools, trained: Sequence[int]
-    ) -> tuple[list[int], Spans]:
-        """Ids [T] of the whole conversation, and the spans that the `trained` turns generated.
+    def events(self, messages: list[Message], tools: Tools, trained: Sequence[int]) -> list[Event]:
+        """The events that generated the `trained` turns, which are rising indices of assistant's.
 
-        `trained` are rising indices of assistant turns. Raises TemplateRejected, and RowRejected:
-        `template_not_prefix_stable` where the template renders a turn differently once others
-        follow it, so that one sequence cannot stand for all its turns; `end_token_in_answer`
-        where an engine would have stopped inside the content.
+        Raises TemplateRejected, and RowRejected: `answer_not_from_prompt` where the template shows
+        an answer that no engine could have given to its prompt; `end_token_in_answer` where an
+        engine would have stopped inside the content.
         """
-        ids: list[int] = []
-        text = ""
-        spans: Spans = []
+        events: list[Event] = []
+        held, spans, whole = GrowingText(self.encoder), list[tuple[int, int]](), ""
+        before, left_out = -1, 0
         for turn in trained:
             prompt = self._text(messages[:turn], tools, generation_prompt=True)
-            _require_prefix(text, prompt, f"the prompt of turn {turn}")
-            whole = self._text(messages[: turn + 1], tools, generation_prompt=False)
-            _require_prefix(prompt, whole, f"turn {turn}")
-            ids = self._extend(ids, text, prompt)
-            answer, text = self._generated(ids, prompt, whole, turn)
-            if answer:
-                spans.append((len(ids), len(ids) + len(answer)))
-            ids = ids + answer
-        full = self._text(messages, tools, generation_prompt=False)
-        _require_prefix(text, full, "the whole conversation")
-        return self._extend(ids, text, full), spans
+            if not prompt.startswith(held.text):
+                held.extend(whole)
+                events.append(Event(held.ids, spans, before + 1, left_out))
+                held, spans, left_out = GrowingText(self.encoder), [], 0
+            shown = self._text(messages[: turn + 1], tools, generation_prompt=False)
+            thought = _thought(messages[turn])
+            whole = self._answered(prompt, shown, thought, turn)
+            left_out += thought is not None and thought.reasoning not in whole[len(prompt) :]
+            held.extend(prompt)
+            start = len(held.ids)
+            self._generate(held, whole, turn)
+            if len(held.ids) > start:
+                spans.append((start, len(held.ids)))
+            before = turn
+        full = whole
+        if before + 1 < len(messages):
+            full = self._text(messages, tools, generation_prompt=False)
+        is_all = full.startswith(held.text)
+        held.extend(full if is_all else whole)
+        end = len(messages) if is_all else before + 1
+        return [*events, Event(held.ids, spans, end, left_out)]
 
-    def _generated(
-        self, prompt_ids: list[int], prompt: str, whole: str, turn: int
-    ) -> tuple[list[int], str]:
-        """The ids that were generated after the prompt, and the text up to their end."""
-        tail = self._extend(prompt_ids, prompt, whole)[len(prompt_ids) :]
+    def _generate(self, held: GrowingText, whole: str, turn: int) -> None:
+        """Let `held`, a prompt, grow by what was generated: up to the end token, included."""
+        prompt, tail = held.text, held.following(whole)
         ends = [i for i, token in enumerate(tail) if token in self.end.ids]
         if len(ends) > max(1, self.end.in_closing):
             raise RowRejected("end_token_in_answer", f"turn {turn} contains an end token")
         if ends:
             mark = str(self.tokenizer.convert_ids_to_tokens(tail[ends[0]]))
             at = whole.find(mark, len(prompt))
-            return tail[: ends[0] + 1], whole if at < 0 else whole[: at + len(mark)]
+            held.extend(whole if at < 0 else whole[: at + len(mark)], tail[: ends[0] + 1])
+            return
         text = whole.removesuffix(self.end.closing)
-        if len(text) < len(prompt):
-            return [], prompt
-        return self._extend(prompt_ids, prompt, text)[len(prompt_ids) :], text
+        if len(text) > len(prompt):
+            held.extend(text)
 
-    def _extend(self, ids: list[int], text: str, longer: str) -> list[int]:
-        """Ids of `longer`, of which `text` (a prefix) stands as `ids`, whatever could merge.
-
-        An engine never re-tokenises what it was handed, so a token that would reach over the
-        boundary is replaced by the tokens of the new text alone.
-        """
-        merged = encode(self.tokenizer, longer)
-        if merged[: len(ids)] == ids:
-            return merged
-        grown = ids + encode(self.tokenizer, longer[len(text) :])
-        if self._decode(grown) != self._decode(merged):
-            raise RowRejected(
-                "template_not_prefix_stable",
-                "the text after a turn's boundary has no tokenisation of its own: "
-                f"{longer[max(0, len(text) - 20) : len(text) + 20]!r}",
-            )
-        return grown
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(
-            self.tokenizer.decode(
-                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        )
+    def _answered(self, prompt: str, shown: str, thought: "_Thought | None", turn: int) -> str:
+        """The prompt with its answer as it was generated; `shown` is how the template has it."""
+        if shown.startswith(prompt):
+            is_cut = thought is not None and thought.reasoning not in shown[len(prompt) :]
+            if thought is None or not (is_cut and thought.is_inline):
+                return shown
+            # The template takes reasoning out of every answer, be it the last one: what stands in
+            # the data is what was generated.
+            return prompt + thought.text + self.end.closing
+        opened = _THOUGHT_OPENS.search(prompt)
+        if opened is None or thought is None:
+            raise RowRejected("answer_not_from_prompt", _difference(prompt, shown, turn))
+        # The prompt has opened the thought, perhaps with the line feed that the data have too.
+        blanks = opened.group().removeprefix(_OPEN)
+        return prompt + thought.text.removeprefix(_OPEN).removeprefix(blanks) + self.end.closing
 
     def _text(self, messages: list[Message], tools: Tools, *, generation_prompt: bool) -> str:
         return render_text(
@@ -131,16 +158,43 @@ class Renderer:
         )
 
 
-def _require_prefix(prefix: str, text: str, what: str) -> None:
-    if text.startswith(prefix):
-        return
-    pairs = enumerate(zip(prefix, text, strict=False))
-    same = next((i for i, (a, b) in pairs if a != b), len(text))
-    raise RowRejected(
-        "template_not_prefix_stable",
-        f"{what} is rendered as {text[same : same + 40]!r} where the turns before it, on their "
-        f"own, are {prefix[same : same + 40]!r}; corpus.last_turn_only or other "
-        "corpus.template_args may help",
+def renderer_of(recipe: Recipe) -> Renderer:
+    """That of the recipe's target. Raises TargetError as `load_tokenizer` and `Renderer.of` do."""
+    tokenizer = load_tokenizer(recipe.target.path, recipe.corpus.template_file)
+    return Renderer.of(tokenizer, recipe.corpus.template_args, Path(recipe.target.path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    """An answer that begins with reasoning."""
+
+    text: str
+    """All of it, as a target writes it."""
+    reasoning: str
+    is_inline: bool
+    """Whether it stands in the content, not in a key of its own."""
+
+
+def _thought(message: Message) -> _Thought | None:
+    content: str = message["content"]
+    if _CLOSE in content:
+        reasoning = content.split(_CLOSE)[0].split(_OPEN)[-1].strip()
+        return _Thought(content, reasoning, is_inline=True)
+    for key in _REASONING:
+        reasoning = message.get(key)
+        if isinstance(reasoning, str) and reasoning.strip():
+            text = f"{reasoning.strip(chr(10))}\n{_CLOSE}\n\n{content}"
+            return _Thought(text, reasoning.strip(), is_inline=False)
+    return None
+
+
+def _difference(prompt: str, shown: str, turn: int) -> str:
+    pairs = enumerate(zip(prompt, shown, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(prompt), len(shown)))
+    return (
+        f"turn {turn} is shown as {shown[same : same + 40]!r} where its prompt goes on with "
+        f"{prompt[same : same + 40]!r}: have the target answer (regenerate.enabled), give the "
+        "reasoning, or set other corpus.template_args"
     )
 
 

@@ -9,9 +9,8 @@ import msgspec
 
 from paceline.corpus.answer import answer_sample
 from paceline.corpus.groups import Answer, AnswerStore, Group, plan_groups, read_prompts
-from paceline.corpus.mask import Renderer
+from paceline.corpus.mask import Renderer, renderer_of
 from paceline.corpus.regenerate_tally import AnswerTally, Progress
-from paceline.corpus.template import load_tokenizer
 from paceline.durable.errors import DataError
 from paceline.durable.fs import REAL_FS, atomic_file
 from paceline.flow.launch import map_items
@@ -60,7 +59,7 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
         raise DataError(f"{run_dir.prepared}: there is no prepared corpus. Run prepare first.")
     folder = Path(recipe.target.path)
     spec = read_spec(folder)
-    renderer = Renderer.of(load_tokenizer(recipe.target.path), recipe.corpus.template_args, folder)
+    renderer = renderer_of(recipe)
     job = _Job(
         target=recipe.target,
         recipe=recipe.regenerate,

@@ -9,6 +9,7 @@ import msgspec
 
 from paceline.corpus.rejection import TemplateRejected
 from paceline.durable.errors import RecipeError, TargetError
+from paceline.target.template import read_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,10 +59,11 @@ _TEMPLATE_ERRORS = (
 )
 
 
-def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a model folder, from local files alone.
+def load_tokenizer(folder: str, template_file: str | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a model folder, from local files alone; with a chat template of its own.
 
-    Raises TargetError where the folder holds none, or one without a chat template.
+    Raises TargetError where the folder holds none, or one without a chat template and no
+    `template_file` is given; RecipeError where that file cannot be read.
     """
     path = Path(folder)
     if not folder or not path.is_dir():
@@ -80,10 +82,12 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, LookupError, TypeError, ImportError) as error:
         raise TargetError(f"{path}: the tokenizer does not load: {error}") from error
+    if template_file is not None:
+        tokenizer.chat_template = read_template(template_file)
     if not tokenizer.chat_template:
         raise TargetError(
             f"{path}: the tokenizer has no chat template. Put the `chat_template.jinja` that the "
-            "target is served with into the folder."
+            "target is served with into the folder, or name it (corpus.template_file)."
         )
     return tokenizer
 
@@ -124,20 +128,6 @@ def render_text(
 def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     """Token ids of rendered text; the template has put every special token there already."""
     return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
-
-
-def render_prompt(
-    tokenizer: "PreTrainedTokenizerBase",
-    messages: list[Message],
-    tools: list[dict[str, Any]] | None,
-    template_args: dict[str, Any],
-) -> list[int]:
-    """Token ids [T] of `messages` with the generation prompt: what an engine is handed.
-
-    Raises TemplateRejected.
-    """
-    text = render_text(tokenizer, messages, tools, template_args, generation_prompt=True)
-    return encode(tokenizer, text)
 
 
 def template_digest(tokenizer: "PreTrainedTokenizerBase") -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.durable.errors import RecipeError
 from paceline.recipe.fingerprint import digest_file
 
 RENDERED_BY = "rendered_by"
@@ -16,12 +17,12 @@ _LARGEST = 256 << 20
 """Bytes; a larger file holds weights."""
 
 
-def rendering_files(folder: Path) -> dict[str, str]:
+def rendering_files(folder: Path, template_file: str | None = None) -> dict[str, str]:
     """Digests of the files that template, tokenizer and end tokens follow from.
 
     These are all files of a model folder, those of its additional templates included, that are
-    not large; the version of the library that reads them is among them. Equal digests mean equal
-    tokens, and looking at them takes no library.
+    not large, and the template that stands in for its own; the version of the library that reads
+    them is among them. Equal digests mean equal tokens, and looking at them takes no library.
     """
     files = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
     digests = {
@@ -29,12 +30,29 @@ def rendering_files(folder: Path) -> dict[str, str]:
         for path in sorted(files)
         if path.is_file() and path.stat().st_size <= _LARGEST
     }
+    if template_file is not None:
+        digests["corpus.template_file"] = digest_file(Path(template_file))
     return {**digests, "transformers": importlib.metadata.version("transformers")}
 
 
-def template_digest(folder: Path) -> str:
-    """32 hex digits of the chat template's text; of the empty text where there is none."""
-    return hashlib.sha256(chat_template(folder).encode()).hexdigest()[:32]
+def template_digest(folder: Path, template_file: str | None = None) -> str:
+    """32 hex digits of the chat template's text; of the empty text where there is none.
+
+    `template_file` stands in for the folder's own. Raises RecipeError where it cannot be read.
+    """
+    text = chat_template(folder) if template_file is None else read_template(template_file)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def read_template(template_file: str) -> str:
+    """The text of a chat template. Raises RecipeError where it cannot be read."""
+    try:
+        return Path(template_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise RecipeError(
+            f"corpus.template_file: {template_file}: cannot be read ({error}). Name a file with a "
+            "chat template (Jinja)."
+        ) from error
 
 
 def chat_template(folder: Path) -> str:

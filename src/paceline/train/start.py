@@ -46,7 +46,7 @@ def first_drafter(
         spec,
         taps,
         mask_token_id=mask,
-        template_digest=template_digest(path),
+        template_digest=template_digest(path, recipe.corpus.template_file),
         template_args=recipe.corpus.template_args,
     )
     vocabulary = counts.choose()
@@ -149,6 +149,6 @@ def _warm_config(
         recipe.drafter,
         spec,
         taps,
-        template_digest=template_digest(Path(recipe.target.path)),
+        template_digest=template_digest(Path(recipe.target.path), recipe.corpus.template_file),
         template_args=recipe.corpus.template_args,
     )
