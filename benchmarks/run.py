@@ -28,6 +28,7 @@ BENCHMARKS = (
     "kill_tiny",
     "averaging_tau",
     "resume_exact",
+    "prepare_speed",
 )
 PEERS = ("peers.step", "peers.tau")
 """Run by name alone: they need another project's package, in the environment of `bench-peers`."""

@@ -12,7 +12,7 @@ from paceline.corpus import formats
 from paceline.corpus.conversation import conversation_of
 from paceline.corpus.formats import read_rows
 from paceline.corpus.ids import prompt_id, prompt_turns, sample_id, split_of
-from paceline.corpus.overlap import Overlap
+from paceline.corpus.overlap import Overlap, grams_of
 from paceline.corpus.rejection import RowRejected
 from paceline.corpus.template import rendering_identity, tokenizer_digest
 from paceline.durable.errors import DataError
@@ -257,12 +257,12 @@ def test_split_is_a_share_of_the_prompts_and_seeded():
 def test_overlap_counts_shared_runs_of_eight_words():
     words = [f"w{i}" for i in range(20)]
     overlap = Overlap()
-    overlap.add_heldout("bench", [{"role": "user", "content": " ".join(words[:10])}])
-    overlap.add_heldout("bench", [{"role": "user", "content": "something else altogether"}])
-    overlap.add_heldout("short", [{"role": "user", "content": "Write a  POEM"}])
-    overlap.add_train([{"role": "user", "content": "zero " + " ".join(words[1:10]).upper()}])
-    overlap.add_train([{"role": "system", "content": "something else altogether"}])
-    overlap.add_train([{"role": "user", "content": "write a poem"}])
+    overlap.add_heldout("bench", grams_of([{"role": "user", "content": " ".join(words[:10])}]))
+    overlap.add_heldout("bench", grams_of([{"role": "user", "content": "something else altogether"}]))
+    overlap.add_heldout("short", grams_of([{"role": "user", "content": "Write a  POEM"}]))
+    overlap.add_train(grams_of([{"role": "user", "content": "zero " + " ".join(words[1:10]).upper()}]))
+    overlap.add_train(grams_of([{"role": "system", "content": "something else altogether"}]))
+    overlap.add_train(grams_of([{"role": "user", "content": "write a poem"}]))
     counts = overlap.counts()
     assert counts["bench"].numbers() == {
         "prompts": 2,

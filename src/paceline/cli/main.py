@@ -72,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _log_to_stderr()
     # Read when torch loads: threads that spin while they wait starve the other workers.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Read when a text is encoded, one at a time: threads would only wait for each other.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         with sigterm_raises():
             return _dispatch(arguments)

@@ -6,8 +6,10 @@ leave some of a copied prompt standing. A turn of fewer words counts as one gram
 turns are left out: they are shared by design.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 GRAM = 8
@@ -37,45 +39,59 @@ class OverlapCount:
 
 
 class Overlap:
-    """Held-out prompts first, then the training prompts in a stream.
+    """Held-out prompts first, then the training prompts in a stream; both as `grams_of`.
 
     Memory grows with the held-out grams alone.
     """
 
     def __init__(self) -> None:
-        self._wanted: dict[str, bool] = {}
-        self._prompts: dict[str, list[tuple[str, ...]]] = {}
+        self._holders: dict[bytes, list[int]] = {}
+        """Gram to the held-out prompts that have it."""
+        self._sizes: list[int] = []
+        """Grams of each held-out prompt."""
+        self._sources: list[str] = []
+        self._shared: set[bytes] = set()
 
-    def add_heldout(self, source: str, messages: list[dict[str, Any]]) -> None:
+    def add_heldout(self, source: str, grams: Sequence[bytes]) -> None:
         """Remember a held-out prompt's grams."""
-        grams = tuple(dict.fromkeys(_grams(messages)))
         for gram in grams:
-            self._wanted.setdefault(gram, False)
-        self._prompts.setdefault(source, []).append(grams)
+            self._holders.setdefault(gram, []).append(len(self._sizes))
+        self._sizes.append(len(grams))
+        self._sources.append(source)
 
-    def add_train(self, messages: list[dict[str, Any]]) -> None:
+    def share(self, grams: Sequence[bytes]) -> float:
+        """The largest share of a held-out prompt's grams that are among these."""
+        held = Counter(
+            prompt for gram in grams if gram in self._holders for prompt in self._holders[gram]
+        )
+        return max((count / self._sizes[prompt] for prompt, count in held.items()), default=0.0)
+
+    def add_train(self, grams: Sequence[bytes]) -> None:
         """Mark the held-out grams that a training prompt has."""
-        if not self._wanted:
-            return
-        for gram in _grams(messages):
-            if gram in self._wanted:
-                self._wanted[gram] = True
+        self._shared.update(gram for gram in grams if gram in self._holders)
 
     def counts(self) -> dict[str, OverlapCount]:
         """Per held-out data set."""
+        shared = Counter(prompt for gram in self._shared for prompt in self._holders[gram])
         result = {}
-        for source, prompts in self._prompts.items():
-            shared = [sum(self._wanted[gram] for gram in grams) for grams in prompts]
+        for source in dict.fromkeys(self._sources):
+            prompts = [i for i, name in enumerate(self._sources) if name == source]
             result[source] = OverlapCount(
                 prompts=len(prompts),
-                touched_prompts=sum(count > 0 for count in shared),
-                grams=sum(len(grams) for grams in prompts),
-                shared_grams=sum(shared),
+                touched_prompts=sum(shared[prompt] > 0 for prompt in prompts),
+                grams=sum(self._sizes[prompt] for prompt in prompts),
+                shared_grams=sum(shared[prompt] for prompt in prompts),
             )
         return result
 
 
-def _grams(messages: list[dict[str, Any]]) -> Iterator[str]:
+def grams_of(messages: Sequence[dict[str, Any]]) -> tuple[bytes, ...]:
+    """Hashes (8 bytes) of the different grams of a conversation's user turns, in order."""
+    found = dict.fromkeys(_grams(messages))
+    return tuple(blake2b(gram.encode("utf-8", "replace"), digest_size=8).digest() for gram in found)
+
+
+def _grams(messages: Sequence[dict[str, Any]]) -> Iterator[str]:
     for message in messages:
         if message["role"] != "user":
             continue

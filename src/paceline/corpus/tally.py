@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.durable.errors import IntegrityError
-from paceline.types import Sample, Split
+from paceline.types import Split
 
 
 @dataclass(slots=True)
@@ -20,6 +20,16 @@ class SourceTally:
     blank: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Quarantined rows by reason code."""
+    samples: int = 0
+    """Of accepted rows: an answer that its template shows differently later is one of its own."""
+    tokens: int = 0
+    loss_tokens: int = 0
+
+    def accept(self, tokens: int, loss_tokens: int) -> None:
+        """Count one sample."""
+        self.samples += 1
+        self.tokens += tokens
+        self.loss_tokens += loss_tokens
 
     @property
     def quarantined(self) -> int:
@@ -46,6 +56,9 @@ class SourceTally:
             "quarantined": self.quarantined,
             "blank": self.blank,
             "reasons": dict(sorted(self.reasons.items())),
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "loss_tokens": self.loss_tokens,
         }
 
 
@@ -58,14 +71,19 @@ class Tally:
     tokens: Counter[Split] = field(default_factory=Counter)
     loss_tokens: Counter[Split] = field(default_factory=Counter)
     """Trainable tokens, after the cut to `corpus.max_length`."""
-    truncated: int = 0
+    notes: Counter[str] = field(default_factory=Counter)
+    """What the policies of the recipe did to accepted rows, by name."""
 
-    def accept(self, sample: Sample, *, truncated: bool) -> None:
+    def accept(self, split: Split, tokens: int, loss_tokens: int) -> None:
         """Count one sample's tokens."""
-        self.samples[sample.split] += 1
-        self.tokens[sample.split] += len(sample.input_ids)
-        self.loss_tokens[sample.split] += sample.num_loss_tokens
-        self.truncated += truncated
+        self.samples[split] += 1
+        self.tokens[split] += tokens
+        self.loss_tokens[split] += loss_tokens
+
+    @property
+    def truncated(self) -> int:
+        """Samples that were cut to `corpus.max_length`."""
+        return self.notes["cut_to_max_length"]
 
     @property
     def read(self) -> int:
@@ -112,6 +130,7 @@ class Tally:
             "loss_tokens": {split.value: self.loss_tokens[split] for split in Split},
             "trainable_share": self.trainable_share,
             "truncated": self.truncated,
+            "notes": dict(sorted((+self.notes).items())),
         }
 
     def lines(self) -> Iterator[str]:
@@ -130,5 +149,23 @@ class Tally:
                     f"{split.value}: {self.samples[split]} {what}, "
                     f"{self.tokens[split]} tokens{rest}"
                 )
-        if self.truncated:
-            yield f"{self.truncated} samples were cut to corpus.max_length"
+        for name, count in sorted((+self.notes).items()):
+            yield f"{count} {_in_words(name)}"
+
+
+_WORDS = {
+    "answers_left_out_duplicate": "answers of accepted rows were left out: kept before",
+    "consecutive_roles_keep": "rows have two turns of one role in a row, and were kept so",
+    "consecutive_roles_merge": "rows had two turns of one role in a row, which were joined",
+    "cut_to_max_length": "samples were cut to corpus.max_length",
+    "leading_assistant_context_only": "rows begin with an assistant turn, which is not trained on",
+    "leading_assistant_keep": "rows begin with an assistant turn, which is trained on",
+    "loops_keep": "samples have an answer that goes round in circles (corpus.on_loop)",
+    "reasoning_not_rendered": "answers have reasoning that the chat template leaves out",
+    "same_prompt_keep": "rows have a prompt that came before, with another answer",
+}
+
+
+def _in_words(note: str) -> str:
+    left_out = note.removeprefix("answers_left_out_")
+    return _WORDS.get(note, f"answers of accepted rows were left out: {left_out}")

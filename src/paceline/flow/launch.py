@@ -1,17 +1,12 @@
 """Worker processes: one function over many items, and no failure that hangs or goes unnamed."""
 
-import pickle
-import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from paceline.durable.errors import PacelineError, WorkerFailed, storage_refused
-from paceline.flow.messages import Raised, Ready, raised, sendable, summary_of
-from paceline.flow.process import GRACE, Child, end_children, environment_of, start_child
+from paceline.flow.messages import sendable, summary_of
+from paceline.flow.pool import Pool, name_of, result_of
 from paceline.flow.signals import Stop, signals_noted
 
 P = TypeVar("P")
@@ -22,13 +17,6 @@ _GLANCE = 0.2
 """Seconds between two looks for a signal, which does not end a wait for workers."""
 
 _IN_WORK = "what is in work"
-
-_NAME_LIMIT = 160
-
-
-@dataclass(frozen=True)
-class _Done:
-    result: bytes
 
 
 def map_items(
@@ -66,11 +54,11 @@ def map_items(
     if count == 1:
         _map_inline(setup, payload, items, threads, on_result, what)
     elif count > 1:
-        pool = _Pool(count, threads)
+        pool = Pool(count, threads)
         with signals_noted(_IN_WORK) as stop:
             try:
                 pool.start(sendable((setup, payload), "the setup function and its payload"))
-                done = pool.run(items, on_result, stop)
+                done = _run(pool, items, on_result, stop)
             finally:
                 pool.end()
             _end_if_asked(stop, done, len(items), what)
@@ -93,7 +81,7 @@ def _map_inline(
             handle = setup(payload)
         with signals_noted(_IN_WORK) as stop:
             for index, item in enumerate(items):
-                with _failure_named(_name(index, item)):
+                with _failure_named(name_of(index, item)):
                     result = handle(item)
                 on_result(item, result)
                 _end_if_asked(stop, index + 1, len(items), what)
@@ -121,150 +109,25 @@ def _failure_named(doing: str) -> Iterator[None]:
         raise WorkerFailed(f"{doing} failed: {summary_of(error)}") from error
 
 
-class _Worker:
-    """The parent's end of one worker process."""
-
-    def __init__(self, number: int, child: Child) -> None:
-        self.number = number
-        self.child = child
-        self.connection: Connection = Connection(child.socket.detach())
-        self.index: int | None = None
-        """Of the item it is working on; None while it sets up and when it is idle."""
-        self.is_set_up = False
-
-
-class _Pool:
-    def __init__(self, count: int, threads: int) -> None:
-        self._count = count
-        self._threads = threads
-        self._workers: list[_Worker] = []
-
-    def start(self, job: bytes) -> None:
-        for number in range(self._count):
-            child = start_child(
-                _work,
-                (self._threads,),
-                name=f"paceline-worker-{number}",
-                environment=environment_of(self._threads),
-            )
-            self._workers.append(_Worker(number, child))
-        # Sent apart from the start, which is for what is small.
-        for worker in self._workers:
-            self._send(worker, job, "setting up")
-
-    def run(self, items: Sequence[Any], on_result: Callable[[Any, Any], None], stop: Stop) -> int:
-        """How many items are done: all of them, unless a signal asked for the end."""
-        handed_out = 0
-        unfinished = len(items)
-        by_connection = {worker.connection: worker for worker in self._workers}
-        while unfinished:
-            if stop.asked and all(worker.index is None for worker in self._workers):
-                break
-            for connection in wait(list(by_connection), _GLANCE):
-                worker = by_connection[connection]  # type: ignore[index]
-                finished = worker.index
-                message = self._receive(worker, items)
-                worker.is_set_up = True
-                worker.index = None
-                # The worker gets its next item before the result is looked at, so it never
-                # waits for what this process does with it.
-                if handed_out < len(items) and not stop.asked:
-                    name = _name(handed_out, items[handed_out])
-                    data = sendable(items[handed_out], name)
-                    worker.index = handed_out
-                    handed_out += 1
-                    self._send(worker, data, name)
-                if isinstance(message, _Done) and finished is not None:
-                    result = _loads(message.result, _name(finished, items[finished]))
-                    on_result(items[finished], result)
-                    unfinished -= 1
-        return len(items) - unfinished
-
-    def end(self) -> None:
-        """End and join every worker."""
-        for worker in self._workers:
-            worker.connection.close()
-        end_children([worker.child for worker in self._workers], GRACE)
-
-    def _send(self, worker: _Worker, data: bytes, doing: str) -> None:
-        try:
-            worker.connection.send_bytes(data)
-        except OSError:
-            self._raise_death(worker, doing)
-
-    def _receive(self, worker: _Worker, items: Sequence[Any]) -> Ready | _Done:
-        doing = "waiting for an item" if worker.is_set_up else "setting up"
-        if worker.index is not None:
-            doing = _name(worker.index, items[worker.index])
-        try:
-            message = pickle.loads(worker.connection.recv_bytes())
-        except (EOFError, OSError):
-            self._raise_death(worker, doing)
-        if isinstance(message, Raised):
-            self._raise(worker, message, doing)
-        return message
-
-    def _raise(self, worker: _Worker, message: Raised, doing: str) -> NoReturn:
-        if message.error is not None:
-            error = pickle.loads(message.error)
-            error.add_note(f"in worker {worker.number}, while {doing}")
-            raise error
-        raise WorkerFailed(
-            f"worker {worker.number}, {doing}: {message.doing} failed: {message.summary}\n"
-            f"{message.trace.rstrip()}"
-        )
-
-    def _raise_death(self, worker: _Worker, doing: str) -> NoReturn:
-        worker.child.wait(GRACE)
-        how = worker.child.how_it_ended()
-        raise WorkerFailed(f"worker {worker.number} {how} while {doing}")
-
-
-def _work(end: socket.socket, threads: int) -> None:
-    """Run in a worker until the parent ends it or is gone."""
-    connection: Connection = Connection(end.detach())
-    doing = "loading the setup function"
-    try:
-        setup, payload = pickle.loads(connection.recv_bytes())
-        # Work that needs no torch should not wait for its import; torch loaded later goes by
-        # OMP_NUM_THREADS.
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(threads)
-        doing = "the setup"
-        handle = setup(payload)
-        connection.send_bytes(pickle.dumps(Ready()))
-        while True:
-            item = pickle.loads(connection.recv_bytes())
-            doing = "the work"
-            result = handle(item)
-            doing = "pickling the result"
-            message = pickle.dumps(_Done(pickle.dumps(result, pickle.HIGHEST_PROTOCOL)))
-            connection.send_bytes(message)
-            del item, result, message
-    except EOFError:
-        return
-    except BaseException as error:  # noqa: BLE001
-        _report(connection, error, doing)
-        raise SystemExit(1) from None
-
-
-def _report(connection: Connection, error: BaseException, doing: str) -> None:
-    message = raised(error, doing)
-    try:
-        connection.send_bytes(pickle.dumps(message))
-    except OSError:
-        sys.stderr.write(message.trace)
-
-
-def _loads(data: bytes, name: str) -> Any:
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        raise WorkerFailed(f"the result of {name} cannot be read: {summary_of(error)}") from error
-
-
-def _name(index: int, item: Any) -> str:
-    text = repr(item)
-    if len(text) > _NAME_LIMIT:
-        text = text[:_NAME_LIMIT] + "..."
-    return f"item {index} ({text})"
+def _run(
+    pool: Pool, items: Sequence[Any], on_result: Callable[[Any, Any], None], stop: Stop
+) -> int:
+    """How many items are done: all of them, unless a signal asked for the end."""
+    handed_out = 0
+    unfinished = len(items)
+    while unfinished:
+        if stop.asked and all(worker.index is None for worker in pool.workers):
+            break
+        for worker in pool.speaking(_GLANCE):
+            done = pool.receive(worker)
+            # The worker gets its next item before the result is looked at, so it never waits for
+            # what this process does with it.
+            if handed_out < len(items) and not stop.asked:
+                name = name_of(handed_out, items[handed_out])
+                pool.give(worker, handed_out, sendable(items[handed_out], name), name)
+                handed_out += 1
+            if done is not None:
+                index, result = done
+                on_result(items[index], result_of(result, name_of(index, items[index])))
+                unfinished -= 1
+    return len(items) - unfinished

@@ -170,9 +170,13 @@ def environment_of(threads: int) -> dict[str, str]:
     """What OpenMP reads when a process loads it; no later call can change it.
 
     Passive waiting: a pool's threads that spin while another process needs the core make both
-    several times slower.
+    several times slower. Tokenizers make no threads of their own: several processes share the work.
     """
-    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 def send_bytes(end: socket.socket, data: bytes) -> None:

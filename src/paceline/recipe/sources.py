@@ -22,7 +22,14 @@ def source_fields(recipe: Recipe) -> Fields:
             "content": digest_file(Path(source.path)),
             "split": source.split,
             "limit": source.limit,
+            **_mixture(source),
         }
         for source in recipe.corpus.sources
     ]
     return flatten({"sources": sources})
+
+
+def _mixture(source: SourceRecipe) -> Fields:
+    """Only where it is asked for: without, the corpus is what older versions made."""
+    asked = {"weight": source.weight, "max_samples": source.max_samples}
+    return {name: value for name, value in asked.items() if value is not None}
