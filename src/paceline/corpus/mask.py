@@ -6,7 +6,7 @@ and what the template writes after the end token (a line feed, say) is the next 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.corpus.encoder import Encoder, GrowingText
 from paceline.corpus.end_tokens import TurnEnd, turn_end
 from paceline.corpus.rejection import RowRejected
-from paceline.corpus.template import (
-    Message,
-    load_tokenizer,
-    render_text,
-    rendering_identity,
-)
+from paceline.corpus.template import ChatTemplate, Message, load_tokenizer, rendering_identity
 from paceline.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -62,6 +57,7 @@ class Renderer:
     identity: str
     """`rendering_identity`, part of every sample id."""
     encoder: Encoder
+    template: ChatTemplate
 
     @classmethod
     def of(
@@ -77,11 +73,12 @@ class Renderer:
             end=turn_end(tokenizer, template_args, folder),
             identity=rendering_identity(tokenizer, template_args),
             encoder=Encoder(tokenizer),
+            template=ChatTemplate(tokenizer, template_args),
         )
 
     def prompt(self, messages: list[Message], tools: Tools) -> list[int]:
         """Ids [T] with the generation prompt: what an engine is handed. Raises TemplateRejected."""
-        return self.encoder.encode(self._text(messages, tools, generation_prompt=True))
+        return self.encoder.encode(self.template.text(messages, tools, generation_prompt=True))
 
     def events(self, messages: list[Message], tools: Tools, trained: Sequence[int]) -> list[Event]:
         """The events that generated the `trained` turns, which are rising indices of assistant's.
@@ -94,12 +91,12 @@ class Renderer:
         held, spans, whole = GrowingText(self.encoder), list[tuple[int, int]](), ""
         before, left_out = -1, 0
         for turn in trained:
-            prompt = self._text(messages[:turn], tools, generation_prompt=True)
+            prompt = self.template.text(messages[:turn], tools, generation_prompt=True)
             if not prompt.startswith(held.text):
                 held.extend(whole)
                 events.append(Event(held.ids, spans, before + 1, left_out))
                 held, spans, left_out = GrowingText(self.encoder), [], 0
-            shown = self._text(messages[: turn + 1], tools, generation_prompt=False)
+            shown = self.template.text(messages[: turn + 1], tools, generation_prompt=False)
             thought = _thought(messages[turn])
             whole = self._answered(prompt, shown, thought, turn)
             left_out += thought is not None and thought.reasoning not in whole[len(prompt) :]
@@ -111,7 +108,7 @@ class Renderer:
             before = turn
         full = whole
         if before + 1 < len(messages):
-            full = self._text(messages, tools, generation_prompt=False)
+            full = self.template.text(messages, tools, generation_prompt=False)
         is_all = full.startswith(held.text)
         held.extend(full if is_all else whole)
         end = len(messages) if is_all else before + 1
@@ -120,7 +117,7 @@ class Renderer:
     def _generate(self, held: GrowingText, whole: str, turn: int) -> None:
         """Let `held`, a prompt, grow by what was generated: up to the end token, included."""
         prompt, tail = held.text, held.following(whole)
-        ends = [i for i, token in enumerate(tail) if token in self.end.ids]
+        ends = sorted(place for end in self.end.ids for place in _places(tail, end))
         if len(ends) > max(1, self.end.in_closing):
             raise RowRejected("end_token_in_answer", f"turn {turn} contains an end token")
         if ends:
@@ -148,14 +145,15 @@ class Renderer:
         blanks = opened.group().removeprefix(_OPEN)
         return prompt + thought.text.removeprefix(_OPEN).removeprefix(blanks) + self.end.closing
 
-    def _text(self, messages: list[Message], tools: Tools, *, generation_prompt: bool) -> str:
-        return render_text(
-            self.tokenizer,
-            messages,
-            tools,
-            self.template_args,
-            generation_prompt=generation_prompt,
-        )
+
+def _places(ids: list[int], wanted: int) -> Iterator[int]:
+    place = -1
+    try:
+        while True:
+            place = ids.index(wanted, place + 1)
+            yield place
+    except ValueError:
+        return
 
 
 def renderer_of(recipe: Recipe) -> Renderer:

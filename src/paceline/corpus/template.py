@@ -1,6 +1,7 @@
 """The target's own chat template: turns to text to token ids, as an engine would do it."""
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,88 @@ def check_template_args(template_args: dict[str, Any]) -> None:
             f"corpus.template_args.{taken[0]}: set by Paceline itself, not an argument of a "
             "chat template. Remove it."
         )
+
+
+class ChatTemplate:
+    """Turns to text, as `tokenizer.apply_chat_template` does it."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", template_args: dict[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._args = template_args
+        self._direct = _direct_template(tokenizer, template_args)
+
+    def text(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        generation_prompt: bool,
+    ) -> str:
+        """The text of `messages`. Raises TemplateRejected."""
+        if self._direct is None or tools or not all(map(_is_plain, messages)):
+            return render_text(
+                self._tokenizer, messages, tools, self._args, generation_prompt=generation_prompt
+            )
+        try:
+            return self._direct(messages, generation_prompt)
+        except _TEMPLATE_ERRORS as error:
+            raise TemplateRejected(f"{type(error).__name__}: {error}") from error
+
+
+def _is_plain(message: Message) -> bool:
+    return len(message) == 2 and type(message.get("content")) is str
+
+
+def _direct_template(
+    tokenizer: "PreTrainedTokenizerBase", template_args: dict[str, Any]
+) -> Callable[[list[Message], bool], str] | None:
+    """What renders turns that are role and text alone, without the copies made of all others.
+
+    Rendering is repeated for every answer of a conversation, and those copies take longer than the
+    template itself. None where the compiled template cannot be had, or says something else.
+    """
+    try:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        compiled = _compile_jinja_template(tokenizer.get_chat_template())
+        given = {**tokenizer.special_tokens_map, **template_args}
+    except (ImportError, ValueError, AttributeError, TypeError, jinja2.TemplateError):
+        return None
+
+    def render(messages: list[Message], generation_prompt: bool) -> str:
+        return str(
+            compiled.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                **given,
+            )
+        )
+
+    for roles in _PROBES:
+        messages = [{"role": role, "content": f" {role}\n{i} "} for i, role in enumerate(roles)]
+        for prompt in (False, True):
+            try:
+                usual = render_text(
+                    tokenizer, messages, None, template_args, generation_prompt=prompt
+                )
+            except TemplateRejected:
+                continue
+            try:
+                if render(messages, prompt) != usual:
+                    return None
+            except _TEMPLATE_ERRORS:
+                return None
+    return render
+
+
+_PROBES = (
+    ("user",),
+    ("user", "assistant"),
+    ("system", "user", "assistant", "user", "assistant"),
+    ("user", "assistant", "tool", "assistant", "user"),
+)
 
 
 def render_text(
