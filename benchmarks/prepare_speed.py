@@ -159,6 +159,6 @@ def measure(rows: str = "100000", fewer: str = "20000") -> list[dict[str, Any]]:
             "unit": "MiB, the largest process",
             "target": MEMORY_TARGET,
             "ok": peak <= MEMORY_TARGET,
-            "how": f"{rows} rows: this process {own:.0f}, the largest that tokenises {children:.0f}",
+            "how": f"{rows} rows: this process {own:.0f}, those that tokenise {children:.0f}",
         },
     ]

@@ -257,12 +257,16 @@ def test_split_is_a_share_of_the_prompts_and_seeded():
 def test_overlap_counts_shared_runs_of_eight_words():
     words = [f"w{i}" for i in range(20)]
     overlap = Overlap()
-    overlap.add_heldout("bench", grams_of([{"role": "user", "content": " ".join(words[:10])}]))
-    overlap.add_heldout("bench", grams_of([{"role": "user", "content": "something else altogether"}]))
-    overlap.add_heldout("short", grams_of([{"role": "user", "content": "Write a  POEM"}]))
-    overlap.add_train(grams_of([{"role": "user", "content": "zero " + " ".join(words[1:10]).upper()}]))
-    overlap.add_train(grams_of([{"role": "system", "content": "something else altogether"}]))
-    overlap.add_train(grams_of([{"role": "user", "content": "write a poem"}]))
+
+    def said(text, role="user"):
+        return grams_of([{"role": role, "content": text}])
+
+    overlap.add_heldout("bench", said(" ".join(words[:10])))
+    overlap.add_heldout("bench", said("something else altogether"))
+    overlap.add_heldout("short", said("Write a  POEM"))
+    overlap.add_train(said("zero " + " ".join(words[1:10]).upper()))
+    overlap.add_train(said("something else altogether", "system"))
+    overlap.add_train(said("write a poem"))
     counts = overlap.counts()
     assert counts["bench"].numbers() == {
         "prompts": 2,

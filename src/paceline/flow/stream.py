@@ -1,6 +1,6 @@
 """One function over a stream of items, in worker processes; results in the order of the items."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 from paceline.flow.messages import sendable
@@ -24,7 +24,7 @@ def map_stream(
     *,
     workers: int,
     name: Callable[[I], str],
-) -> Iterator[R]:
+) -> Generator[R, None, None]:
     """Apply a function to every item of a stream, in `workers` processes of one thread each.
 
     `setup(payload)` runs once per process and returns the function; it is a module's top-level
