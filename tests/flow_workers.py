@@ -122,3 +122,33 @@ elif __name__ == "__main__":
     map_items(
         sleeping, Path(sys.argv[1]), range(4), workers=2, threads=1, on_result=lambda _, __: None
     )
+
+
+def unequal(offset: int) -> Callable[[int], tuple[int, int]]:
+    """Early items take longest, so that results come out of order."""
+
+    def handle(item: int) -> tuple[int, int]:
+        time.sleep(0.02 if item % 5 == 0 else 0.001)
+        return item * item + offset, os.getpid()
+
+    return handle
+
+
+def refusing(bad: int) -> Callable[[int], int]:
+    def handle(item: int) -> int:
+        if item == bad:
+            raise DataError(f"row {item} is bad")
+        return item
+
+    return handle
+
+
+def failing(how: str) -> Callable[[int], int]:
+    def handle(item: int) -> int:
+        if item == 3 and how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if item == 3:
+            raise ValueError(f"item {item} is bad")
+        return item
+
+    return handle

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from paceline.durable.errors import DataError, IntegrityError, RecipeChanged, UserError
+from paceline.recipe import corpus_inputs
 from paceline.recipe.drafter_inputs import drafter_input_fields
 from paceline.recipe.extract_inputs import resolved_codec
 from paceline.recipe.fingerprint import Fields, changed_fields, difference, flatten, keys_of
@@ -22,7 +23,7 @@ from paceline.target.taps import taps_of
 from paceline.target.template import RENDERED_BY, rendering_files
 
 _OPEN = {
-    "prepare": ("sources.", "corpus.template_args.", "end_tokens."),
+    "prepare": ("sources.", "corpus.roles.", "corpus.template_args.", "end_tokens."),
     "regenerate": ("corpus.template_args.",),
     "extract": ("extract.layer_ids.",),
     "train": ("template_args.", "vocab_text.", "warm_start.", "train.objective."),
@@ -30,6 +31,7 @@ _OPEN = {
 """Mappings and lists by stage: an entry that stands on one side alone is a difference too."""
 
 _UNSAID: Mapping[str, Fields] = {
+    "prepare": corpus_inputs.UNSAID,
     "extract": {"extract.codec": "none", "extract.samples": "all"},
     "train": LATER_KEYS,
 }

@@ -12,7 +12,8 @@ from paceline.corpus.overlap import GRAM
 from paceline.corpus.tally import Tally
 from paceline.corpus.template import check_template_args, template_digest, tokenizer_digest
 from paceline.durable.errors import DataError
-from paceline.recipe.fingerprint import Fields, changed_defaults, flatten
+from paceline.recipe.corpus_inputs import later_settings
+from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import source_fields
@@ -24,17 +25,6 @@ from paceline.watch.events import EventWriter
 
 FORMAT_VERSION = 1
 """Of `prepared.jsonl`; part of the fingerprint."""
-
-_LATER = (
-    "on_length",
-    "consecutive_roles",
-    "roles",
-    "on_loop",
-    "loop_repeats",
-    "on_same_prompt",
-    "max_overlap",
-)
-"""Settings that came later: at their defaults they change nothing of what older versions made."""
 
 
 def run(recipe: Recipe, run_dir: RunDir) -> Report:
@@ -99,7 +89,7 @@ def _fields(recipe: Recipe, renderer: Renderer) -> Fields:
                 "template_args": corpus.template_args,
                 "strict": corpus.strict,
                 "seed": corpus.seed,
-                **changed_defaults(corpus, _LATER),
+                **later_settings(corpus),
             },
             "regenerate.enabled": recipe.regenerate.enabled,
             **_rendering(renderer),

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.durable.errors import RecipeError
 from paceline.recipe.bounds import BOUNDS
 from paceline.recipe.convert import closest
+from paceline.recipe.corpus_inputs import corpus_problems
 from paceline.recipe.drafter_inputs import drafter_input_problems, warm_start_problem
 from paceline.recipe.extract_inputs import extract_problems
 from paceline.recipe.fingerprint import flatten
@@ -37,6 +38,7 @@ def check_recipe(recipe: Recipe) -> None:
             *_schedule(recipe),
             *_template_args(recipe),
             *_sources(recipe),
+            *corpus_problems(recipe),
             *drafter_input_problems(recipe.drafter),
             *extract_problems(recipe),
             *objective_problems(recipe),
@@ -54,6 +56,11 @@ def check_paths(recipe: Recipe, *, sources: bool = True, drafter: bool = True) -
     is made from.
     """
     problems: list[str] = []
+    template = recipe.corpus.template_file
+    if template is not None and not Path(template).is_file():
+        problems.append(
+            f"corpus.template_file: {template}: no such file.{_neighbour(Path(template))}"
+        )
     target = Path(recipe.target.path)
     if not target.is_dir():
         kind = "a file, not a model folder" if target.is_file() else "no such folder"

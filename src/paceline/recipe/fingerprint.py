@@ -31,16 +31,6 @@ def flatten(value: Any, prefix: str = "") -> Fields:
     return flat
 
 
-def changed_defaults(recipe: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Those of the named fields of a dataclass that are not at their default, by name."""
-    plain = type(recipe)()
-    return {
-        name: getattr(recipe, name)
-        for name in names
-        if getattr(recipe, name) != getattr(plain, name)
-    }
-
-
 def fingerprint(fields: Fields) -> str:
     """32 hex digits over the fields, independent of their order."""
     canonical = msgspec.json.encode(fields, order="deterministic")

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from paceline.recipe.objective_terms import ObjectiveTerm
 
+Role = Literal["system", "user", "assistant", "tool"]
+"""Whose turn it is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRecipe:
