@@ -73,9 +73,10 @@ def estimate_samples(recipe: Recipe, *, look_at: int = 400) -> Estimate:
         if not found.picked:
             continue
         # A rejected row has no tokens: its share and the lengths make up one mean.
-        lengths = [_length(preparer, row, recipe) for row in found.picked]
+        given = [_lengths(preparer, row, recipe) for row in found.picked]
+        lengths = [sum(row) for row in given]
         share = found.rows / len(lengths)
-        samples += share * sum(length > 0 for length in lengths)
+        samples += share * sum(map(len, given))
         tokens += share * sum(lengths)
         if 1 < len(lengths) < found.rows:
             variance += found.rows**2 * statistics.variance(lengths) / len(lengths)
@@ -96,15 +97,16 @@ def estimate_samples(recipe: Recipe, *, look_at: int = 400) -> Estimate:
     )
 
 
-def _length(preparer: RowPreparer, row: dict[str, Any] | None, recipe: Recipe) -> int:
-    """Tokens of a row's sample; 0 where it is rejected."""
+def _lengths(preparer: RowPreparer, row: dict[str, Any] | None, recipe: Recipe) -> list[int]:
+    """Tokens of each of a row's samples; none where it is rejected."""
     outcome = None if row is None else preparer.prepare(row, "", heldout=False)
     if not isinstance(outcome, Accepted):
-        return 0
-    length = len(outcome.sample.input_ids)
+        return []
+    lengths = [len(sample.input_ids) for sample in outcome.samples]
     if recipe.regenerate.enabled:
-        return min(length + recipe.regenerate.max_new_tokens, recipe.corpus.max_length)
-    return length
+        answer = recipe.regenerate.max_new_tokens
+        return [min(length + answer, recipe.corpus.max_length) for length in lengths]
+    return lengths
 
 
 def _look(source: SourceRecipe, count: int) -> _Source:
