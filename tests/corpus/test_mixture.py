@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from fixtures_chatml import turns
 from fixtures_corpus import quarantine_of, recipe_of, samples_of, write_jsonl
 from paceline.corpus import stage
-from paceline.corpus.mixture import Candidate, left_out, mixture_key
+from paceline.corpus.estimate import estimate_samples
+from paceline.corpus.mixture import Candidate, expected_sizes, left_out, mixture_key
 from paceline.durable.errors import RecipeError
 from paceline.recipe.check import check_recipe
 from paceline.recipe.run_dir import RunDir
@@ -92,6 +93,12 @@ def mixed(tmp_path):
         SourceRecipe(path=str(b), weight=0.5, max_samples=18),
         SourceRecipe(path=str(c)),
     )
+
+
+def test_the_plan_expects_what_the_mixture_takes(mixed):
+    assert expected_sizes([60, 20, 9], mixed.corpus.sources) == [36, 18, 9]
+    assert expected_sizes([60, 0, 9], mixed.corpus.sources) == [60, 0, 9]
+    assert estimate_samples(mixed).samples == 63
 
 
 def test_every_row_is_taken_or_quarantined_with_the_reason(mixed, tmp_path):

@@ -385,7 +385,9 @@ def test_property_counts_add_up_on_damaged_files(tmp_path_factory, regenerate, t
         assert numbers["read"] == (len(lines) if content else 0)
         assert numbers["accepted"] == sum(s.source == name for s in kept)
         assert numbers["quarantined"] == sum(r["source"] == name for r in listed)
-        assert numbers["blank"] == sum(not one.strip() for one in lines) * bool(content)
+        # A byte order mark is no part of the first line.
+        said = [one.removeprefix(b"\xef\xbb\xbf") if i == 0 else one for i, one in enumerate(lines)]
+        assert numbers["blank"] == sum(not one.strip() for one in said) * bool(content)
         assert numbers["read"] == numbers["accepted"] + numbers["quarantined"] + numbers["blank"]
     assert len({s.sample_id for s in kept}) == len(kept)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.corpus.formats import MAX_LINE_BYTES, check_source, read_rows
 from paceline.corpus.mask import renderer_of
+from paceline.corpus.mixture import expected_sizes
 from paceline.corpus.rows import Accepted, RowPreparer
 from paceline.corpus.template import check_template_args
 from paceline.durable.errors import DataError
@@ -63,24 +64,22 @@ def estimate_samples(recipe: Recipe, *, look_at: int = 400) -> Estimate:
     check_template_args(recipe.corpus.template_args)
     preparer = RowPreparer(renderer_of(recipe), recipe.corpus, recipe.regenerate.enabled)
     rows = looked_at = 0
-    samples = tokens = variance = 0.0
     is_counted = True
+    found: list[_Found] = []
     for source in sources:
-        found = _look(source, look_at)
-        rows += found.rows
-        looked_at += len(found.picked)
-        is_counted &= found.rows_error == 0
-        if not found.picked:
-            continue
-        # A rejected row has no tokens: its share and the lengths make up one mean.
-        given = [_lengths(preparer, row, recipe) for row in found.picked]
-        lengths = [sum(row) for row in given]
-        share = found.rows / len(lengths)
-        samples += share * sum(map(len, given))
-        tokens += share * sum(lengths)
-        if 1 < len(lengths) < found.rows:
-            variance += found.rows**2 * statistics.variance(lengths) / len(lengths)
-        variance += (share * sum(lengths) * found.rows_error) ** 2
+        look = _look(source, look_at)
+        rows += look.rows
+        looked_at += len(look.picked)
+        is_counted &= look.rows_error == 0
+        found.append(_weigh(look, [_lengths(preparer, row, recipe) for row in look.picked]))
+    sizes = [one.samples for one in found]
+    taken = [
+        kept / size if size else 0.0
+        for kept, size in zip(expected_sizes(sizes, sources), sizes, strict=True)
+    ]
+    samples = sum(one.samples * share for one, share in zip(found, taken, strict=True))
+    tokens = sum(one.tokens * share for one, share in zip(found, taken, strict=True))
+    variance = sum(one.variance * share**2 for one, share in zip(found, taken, strict=True))
     if not tokens:
         raise DataError(
             f"none of the {looked_at} rows of {', '.join(s.path for s in sources)} that were "
@@ -95,6 +94,30 @@ def estimate_samples(recipe: Recipe, *, look_at: int = 400) -> Estimate:
         error=2 * variance**0.5 / tokens,
         answers_at_most=recipe.regenerate.enabled,
     )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a source would give, taken whole."""
+
+    samples: float
+    tokens: float
+    variance: float
+    """Of `tokens`."""
+
+
+def _weigh(look: _Source, given: list[list[int]]) -> _Found:
+    """`given` are the lengths of each looked-at row's samples."""
+    if not given:
+        return _Found(0.0, 0.0, 0.0)
+    # A rejected row has no tokens: its share and the lengths make up one mean.
+    lengths = [sum(row) for row in given]
+    share = look.rows / len(lengths)
+    tokens = share * sum(lengths)
+    variance = (tokens * look.rows_error) ** 2
+    if 1 < len(lengths) < look.rows:
+        variance += look.rows**2 * statistics.variance(lengths) / len(lengths)
+    return _Found(share * sum(map(len, given)), tokens, variance)
 
 
 def _lengths(preparer: RowPreparer, row: dict[str, Any] | None, recipe: Recipe) -> list[int]:

@@ -5,7 +5,8 @@ rows that are added later displace few of those that are there.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.recipe.schema import SourceRecipe
@@ -50,14 +51,25 @@ def left_out(candidates: Sequence[Candidate], sources: Sequence[SourceRecipe]) -
         ordered[number] = list(_up_to(places, candidates, source.max_samples))
         sizes[number] = sum(candidates[i].samples for i in ordered[number])
         reasons |= dict.fromkeys(set(places) - set(ordered[number]), "over_max_samples")
-    weights = {i: s.weight for i, s in enumerate(sources) if s.weight is not None and sizes[i]}
-    scale = min((sizes[i] / weight for i, weight in weights.items()), default=0.0)
-    for number, weight in weights.items():
+    for number, wanted in _weighted(sizes, sources).items():
         # Sizes are whole numbers: what is off by a rounding of the division is not one less.
-        wanted = int(scale * weight + 1e-6)
-        kept = set(_up_to(ordered[number], candidates, wanted))
+        kept = set(_up_to(ordered[number], candidates, int(wanted + 1e-6)))
         reasons |= dict.fromkeys(set(ordered[number]) - kept, "over_weight")
     return reasons
+
+
+def expected_sizes(sizes: Sequence[float], sources: Sequence[SourceRecipe]) -> list[float]:
+    """How many samples are taken of each source, of `sizes` that it has."""
+    caps = [math.inf if s.max_samples is None else s.max_samples for s in sources]
+    capped = dict(enumerate(map(min, sizes, caps)))
+    return list({**capped, **_weighted(capped, sources)}.values())
+
+
+def _weighted(sizes: Mapping[int, float], sources: Sequence[SourceRecipe]) -> dict[int, float]:
+    """Samples of each source with a weight, by its place."""
+    weights = {i: s.weight for i, s in enumerate(sources) if s.weight is not None and sizes[i]}
+    scale = min((sizes[i] / weight for i, weight in weights.items()), default=0.0)
+    return {i: scale * weight for i, weight in weights.items()}
 
 
 def _up_to(places: list[int], candidates: Sequence[Candidate], most: int | None) -> Iterator[int]:
