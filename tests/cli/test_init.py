@@ -94,7 +94,7 @@ def test_no_file_is_dropped_where_a_flag_is_given_twice_or_names_collide(project
     ("content", "expected"),
     [
         ("", "chats.jsonl: no rows"),
-        ('{"text": "x"}\n', "row 1: no_conversation"),
+        ('{"words": "x"}\n', "row 1: no_conversation"),
         ("not json\n", "row 1: bad_json"),
         ('{"messages": [{"role": "alien", "content": ""}]}\n', "row 1: unknown_role"),
     ],
@@ -114,12 +114,14 @@ def test_data_of_an_unknown_form_is_refused_before_anything_is_written(
         (["--data"], "--data: no file given"),
         ([], "--data: no file given"),
         (["--data", "chat.jsonl"], "Did you mean"),
-        (["--data", "chats.parquet"], "unknown form '.parquet'"),
+        (["--data", "chats.csv"], "unknown form '.csv'"),
+        (["--data", "chats.parquet"], "chats.parquet: not a whole Parquet file"),
         (["--data", "chats.jsonl", "--heldout", "chats.jsonl"], "is also trained on"),
     ],
 )
 def test_what_cannot_be_a_recipe_is_refused(project, target, capsys, arguments, expected):
     (project / "chats.parquet").write_bytes(b"PAR1")
+    (project / "chats.csv").write_bytes(b"a,b")
     assert init(target, *arguments) == 2
     assert expected in capsys.readouterr().err
     assert not (project / "recipe.yaml").exists()

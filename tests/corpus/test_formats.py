@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fixtures_chatml import byte_chatml, turns
 from fixtures_corpus import write_jsonl
-from paceline.corpus import formats
+from paceline.corpus import raw_row
 from paceline.corpus.conversation import conversation_of
 from paceline.corpus.formats import read_rows
 from paceline.corpus.ids import prompt_id, prompt_turns, sample_id, split_of
@@ -85,17 +85,17 @@ def test_json_arrays_and_lines_under_the_name_json(tmp_path):
 
 
 def test_files_that_are_no_source(tmp_path):
-    broken = tmp_path / "broken.json"
-    broken.write_bytes(json.dumps([OPENAI]).encode()[:-5])
-    with pytest.raises(DataError, match=r"broken\.json: not a JSON array"):
-        list(read_rows(broken))
     with pytest.raises(DataError, match=r"absent\.jsonl: no such file"):
         list(read_rows(tmp_path / "absent.jsonl"))
     (tmp_path / "rows.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"rows\.parquet: unknown form"):
+    with pytest.raises(DataError, match=r"rows\.parquet: not a whole Parquet file"):
         list(read_rows(tmp_path / "rows.parquet"))
-    with pytest.raises(DataError, match="no such file"):
-        list(read_rows(tmp_path))
+    (tmp_path / "rows.csv").write_bytes(b"a,b")
+    with pytest.raises(DataError, match=r"rows\.csv: unknown form '\.csv'"):
+        list(read_rows(tmp_path / "rows.csv"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty: a folder without data"):
+        list(read_rows(tmp_path / "empty"))
 
 
 def test_limit_counts_rows_not_blank_lines(tmp_path):
@@ -105,7 +105,7 @@ def test_limit_counts_rows_not_blank_lines(tmp_path):
 
 
 def test_an_endless_line_is_passed_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(formats, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(raw_row, "MAX_ROW_BYTES", 1000)
     exact = json.dumps({"a": "x" * 990}).encode()
     assert len(exact) == 1000 - 1
     path = write_jsonl(tmp_path / "rows.jsonl", [b"x" * 10_500, exact, b"y" * 1001])

@@ -273,17 +273,21 @@ def test_paths_that_exist_pass(tmp_path):
 def test_missing_paths_are_all_named_with_their_neighbours(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "chats.jsonl").write_text("")
+    (tmp_path / "empty").mkdir()
     recipe = _recipe_at(
-        tmp_path / "modle", tmp_path / "chat.jsonl", tmp_path, tmp_path / "none" / "x.jsonl"
-    )
+        tmp_path / "modle", tmp_path / "chat.jsonl", tmp_path / "empty",
+        tmp_path / "none" / "x.jsonl",
+    )  # fmt: skip
     with pytest.raises(RecipeError) as caught:
         check_paths(recipe)
     none, chats = tmp_path / "none", tmp_path / "chats.jsonl"
+    forms = ".jsonl, .ndjson, .json, .parquet, .arrow, .txt, .md"
+    no_data = f"no {forms} file is in it. It is empty."
     neighbour, parent = f"Did you mean {chats}?", f"{none} is no readable folder either."
     assert str(caught.value).splitlines() == [
         f"target.path: {tmp_path}/modle: no such folder. Did you mean {tmp_path}/model?",
         f"corpus.sources.0.path: {tmp_path}/chat.jsonl: no such file. {neighbour}",
-        f"corpus.sources.1.path: {tmp_path}: a folder; name a file in it.",
+        f"corpus.sources.1.path: {tmp_path}/empty: a folder without data: {no_data}",
         f"corpus.sources.2.path: {none}/x.jsonl: no such file. {parent}",
     ]
 

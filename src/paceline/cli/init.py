@@ -17,6 +17,7 @@ from paceline.corpus.rejection import RowRejected
 from paceline.durable.errors import DataError, RecipeError, UserError
 from paceline.durable.fs import write_atomic
 from paceline.recipe.check import check_paths, check_recipe, notes
+from paceline.recipe.data_files import data_name
 from paceline.recipe.load import resolve_paths
 from paceline.recipe.schema import (
     CorpusRecipe,
@@ -57,13 +58,14 @@ class Args:
     target: Annotated[Path, tyro.conf.arg(metavar="DIR")]
     """The model to make faster: a Transformers folder (config.json, safetensors, tokenizer)."""
     data: Annotated[
-        tyro.conf.UseAppendAction[tuple[tuple[Path, ...], ...]],
-        tyro.conf.arg(metavar="FILE [FILE ...]", help_behavior_hint="(required)"),
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]],
+        tyro.conf.arg(metavar="DATA [DATA ...]", help_behavior_hint="(required)"),
     ] = ()
-    """Conversations or prompts to train on: .jsonl or .json, ShareGPT or OpenAI rows."""
+    """Conversations or prompts to train on, ShareGPT or OpenAI rows: files (.jsonl, .json,
+    .parquet, .arrow, .txt), folders of them, or hf:OWNER/NAME."""
     heldout: Annotated[
-        tyro.conf.UseAppendAction[tuple[tuple[Path, ...], ...]],
-        tyro.conf.arg(metavar="FILE [FILE ...]", help_behavior_hint="(default: none)"),
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]],
+        tyro.conf.arg(metavar="DATA [DATA ...]", help_behavior_hint="(default: none)"),
     ] = ()
     """Prompts that are only scored on, never trained on."""
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("recipe.yaml")
@@ -87,7 +89,7 @@ def run(args: Args) -> int:
     bare = Recipe(target=TargetRecipe(path=str(args.target)), corpus=CorpusRecipe(sources=sources))
     check_paths(resolve_paths(bare))
     for source in sources:
-        _check_form(Path(source.path))
+        _check_form(source.path)
     recipe = suggest(ModelFolder(args.target), sources, has_cuda=Path("/dev/nvidia0").exists())
     check_recipe(recipe)
     command = command_line("paceline", "run", args.out)
@@ -149,21 +151,22 @@ def _num_taps(layers: int) -> int:
     return 1
 
 
-def _sources(data: tuple[Path, ...], heldout: tuple[Path, ...]) -> tuple[SourceRecipe, ...]:
+def _sources(data: tuple[str, ...], heldout: tuple[str, ...]) -> tuple[SourceRecipe, ...]:
     """One source per file; files that share a stem are told apart by their folder and number."""
     sources: list[SourceRecipe] = []
     taken: set[str] = set()
     for path in (*data, *heldout):
-        choices = [path.stem, f"{path.absolute().parent.name}-{path.stem}"]
-        choices += [f"{path.stem}-{n}" for n in range(2, len(data) + len(heldout) + 1)]
+        stem = data_name(path)
+        choices = [stem, f"{Path(path).absolute().parent.name}-{stem}"]
+        choices += [f"{stem}-{n}" for n in range(2, len(data) + len(heldout) + 1)]
         name = next(choice for choice in choices if choice not in taken)
         taken.add(name)
         split = "train" if len(sources) < len(data) else "heldout"
-        sources.append(SourceRecipe(path=str(path), name=name, split=split))
+        sources.append(SourceRecipe(path=path, name=name, split=split))
     return tuple(sources)
 
 
-def _check_form(path: Path) -> None:
+def _check_form(path: str) -> None:
     """Refuse a file of whose first rows none is a conversation. Raises DataError."""
     first: str | None = None
     for row in read_rows(path, _LOOKED_AT):
@@ -171,7 +174,8 @@ def _check_form(path: Path) -> None:
             continue
         try:
             if row.value is not None:
-                conversation_of(row.value)
+                if "input_ids" not in row.value and not isinstance(row.value.get("text"), str):
+                    conversation_of(row.value)
                 return
             fault = row.fault
         except RowRejected as rejected:
@@ -179,5 +183,5 @@ def _check_form(path: Path) -> None:
         first = first or f"row {row.line}: {fault}"
     raise DataError(
         f"{path}: {first or 'no rows'}. Rows have to be JSON objects with `messages`, "
-        "`conversations` (ShareGPT) or `prompt`."
+        "`conversations` (ShareGPT), `prompt`, `text`, or `input_ids` with `loss_mask`."
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.durable.errors import StorageRefused, UserError, path_of, storage_refused
 from paceline.durable.open_store import is_local, local_path
+from paceline.recipe.data_files import data_path
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
 
@@ -41,7 +42,9 @@ def settings_of(recipe: Recipe, run_dir: RunDir) -> tuple[Setting, ...]:
     found.append(Setting("target.path", Path(recipe.target.path), is_written=False))
     for number, source in enumerate(recipe.corpus.sources):
         name = f"corpus.sources.{number}.path"
-        found.append(Setting(name, Path(source.path), is_written=False))
+        place = data_path(source.path)
+        if place is not None:
+            found.append(Setting(name, place, is_written=False))
     return tuple(found)
 
 

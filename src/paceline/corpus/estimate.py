@@ -1,19 +1,23 @@
 """How many samples a recipe's data will give, and how long: some rows stand for all."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from paceline.corpus.formats import MAX_LINE_BYTES, check_source, read_rows
+from paceline.corpus.columnar import columnar_rows, count_rows
+from paceline.corpus.formats import read_rows
 from paceline.corpus.mask import renderer_of
 from paceline.corpus.mixture import expected_sizes
+from paceline.corpus.raw_row import MAX_ROW_BYTES
 from paceline.corpus.rows import Accepted, RowPreparer
 from paceline.corpus.template import check_template_args
 from paceline.durable.errors import DataError
+from paceline.recipe.data_files import data_files
 from paceline.recipe.schema import Recipe, SourceRecipe
 
 _READ_WHOLE = 64 << 20
@@ -60,7 +64,7 @@ def estimate_samples(recipe: Recipe, *, look_at: int = 400) -> Estimate:
     """
     sources = [s for s in recipe.corpus.sources if s.split == "train"]
     for source in sources:
-        check_source(Path(source.path))
+        data_files(source.path)
     check_template_args(recipe.corpus.template_args)
     preparer = RowPreparer(renderer_of(recipe), recipe.corpus, recipe.regenerate.enabled)
     rows = looked_at = 0
@@ -133,34 +137,51 @@ def _lengths(preparer: RowPreparer, row: dict[str, Any] | None, recipe: Recipe) 
 
 
 def _look(source: SourceRecipe, count: int) -> _Source:
-    path = Path(source.path)
-    if path.stat().st_size <= _READ_WHOLE or path.suffix.lower() == ".json":
-        number = sum(not row.is_blank for row in read_rows(path, source.limit))
+    files = data_files(source.path)
+    sizes = [file.stat().st_size for file in files]
+    suffixes = {file.suffix.lower() for file in files}
+    if sum(sizes) > _READ_WHOLE and suffixes <= {".jsonl", ".ndjson"}:
+        found = _from_all_over(list(zip(files, sizes, strict=True)), count)
+    elif sum(sizes) > _READ_WHOLE and suffixes <= {".parquet", ".arrow"}:
+        each = -(-count // len(files))
+        rows = [row.value for file in files for row in islice(columnar_rows(file), each)]
+        found = _Source(sum(map(count_rows, files)), 0.0, tuple(rows))
+    else:
+        number = sum(not row.is_blank for row in read_rows(source.path, source.limit))
         step = max(1, -(-number // count))
-        solid = (row for row in read_rows(path, source.limit) if not row.is_blank)
+        solid = (row for row in read_rows(source.path, source.limit) if not row.is_blank)
         picked = tuple(row.value for place, row in enumerate(solid) if place % step == 0)
-        return _Source(number, 0.0, picked)
+        found = _Source(number, 0.0, picked)
+    if source.limit is not None and source.limit < found.rows:
+        return _Source(source.limit, 0.0, found.picked)
+    return found
+
+
+def _from_all_over(files: Sequence[tuple[Path, int]], count: int) -> _Source:
+    """Rows of files of lines, whose number is estimated from the length of some."""
     # A line's length costs next to nothing, so more of them tell how many there are.
-    lines = list(_lines_from_all_over(path, count * _LINES_A_ROW))
-    sizes = [len(line) for line in lines]
-    mean = statistics.fmean(sizes)
-    number = max(len(lines), round(path.stat().st_size / mean))
-    error = max(1e-9, statistics.pstdev(sizes) / mean / len(sizes) ** 0.5)
-    picked = tuple(_object(line) for line in lines[:: -(-len(lines) // count)])
-    if source.limit is not None and source.limit < number:
-        return _Source(source.limit, 0.0, picked)
-    return _Source(number, error, picked)
+    size = sum(bytes_ for _, bytes_ in files)
+    wanted = count * _LINES_A_ROW
+    lines = [
+        line
+        for file, bytes_ in files
+        for line in _lines_of(file, bytes_, -(-wanted * bytes_ // size))
+    ]
+    lengths = [len(line) for line in lines]
+    mean = statistics.fmean(lengths)
+    number = max(len(lines), round(size / mean))
+    error = max(1e-9, statistics.pstdev(lengths) / mean / len(lengths) ** 0.5)
+    return _Source(number, error, tuple(map(_object, lines[:: -(-len(lines) // count)])))
 
 
-def _lines_from_all_over(path: Path, count: int) -> Iterator[bytes]:
+def _lines_of(path: Path, size: int, count: int) -> Iterator[bytes]:
     """The lines that begin behind `count` places at equal distances."""
-    size = path.stat().st_size
     with path.open("rb") as file:
         for number in range(count):
             file.seek(size * number // count)
             if number:
-                file.readline(MAX_LINE_BYTES)
-            line = file.readline(MAX_LINE_BYTES)
+                file.readline(MAX_ROW_BYTES)
+            line = file.readline(MAX_ROW_BYTES)
             if line.strip():
                 yield line
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.corpus.formats import read_rows
@@ -48,7 +47,7 @@ def first_row(recipe: Recipe) -> FirstRow:
     source = next(s for s in recipe.corpus.sources if s.split == "train")
     name = name_of(source)
     rejected: list[str] = []
-    for row in islice(read_rows(Path(source.path), source.limit), _LOOKED_AT):
+    for row in islice(read_rows(source.path, source.limit), _LOOKED_AT):
         if row.is_blank:
             continue
         if row.fault is not None:

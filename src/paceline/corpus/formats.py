@@ -1,125 +1,140 @@
-"""Rows out of files: JSON Lines in a stream, JSON arrays whole; a bad row never ends a file."""
+"""Rows out of whatever files people have, in a stream; a bad row never ends a file."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from paceline.corpus.rejection import RowRejected
-from paceline.durable.errors import DataError
-
-MAX_LINE_BYTES = 64 << 20
-"""A longer line is no conversation; it is rejected without being held in memory."""
+from paceline.corpus import raw_row
+from paceline.corpus.columnar import columnar_rows
+from paceline.corpus.conversation import has_conversation
+from paceline.corpus.json_values import values
+from paceline.corpus.raw_row import RawRow, bad_row, decode_row, too_long, torn_row
+from paceline.corpus.unpacked import Opened, opened
+from paceline.recipe.data_files import PACKED_SUFFIXES, TEXT_SUFFIXES, data_files
 
 _BOM = b"\xef\xbb\xbf"
-_LINE_SUFFIXES = (".jsonl", ".ndjson")
-_SUFFIXES = (*_LINE_SUFFIXES, ".json")
+_HEAD = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class RawRow:
-    """One row as it stands in the file."""
+def read_rows(path: str | Path, limit: int | None = None) -> Iterator[RawRow]:
+    """Stream the rows of a source's files in order, at most `limit` of them; blank ones are none.
 
-    line: int
-    """1-based: the line of a JSONL file, the element of a JSON array."""
-    raw: bytes
-    """Its bytes; the first `MAX_LINE_BYTES` of a longer line."""
-    value: dict[str, Any] | None
-    """The decoded object, or None where `fault` says why there is none or the line is blank."""
-    fault: RowRejected | None = None
-
-    @property
-    def is_blank(self) -> bool:
-        """An empty line: counted, and nothing else."""
-        return self.value is None and self.fault is None
-
-
-def check_source(path: Path) -> None:
-    """Refuse a source that is missing or of a form nobody can read. Raises DataError."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file. Check corpus.sources in the recipe.")
-    if path.suffix.lower() not in _SUFFIXES:
-        raise DataError(
-            f"{path}: unknown form {path.suffix!r}. Sources are .jsonl files or .json arrays "
-            "(unpack or convert this one)."
-        )
-
-
-def read_rows(path: Path, limit: int | None = None) -> Iterator[RawRow]:
-    """Stream a file's rows in order, at most `limit` of them; blank lines count as none.
-
-    Raises DataError where the file as a whole has no rows to tell apart.
+    `path` is a file, a folder or a data set of the hub, as in a recipe. A file that breaks off
+    gives its complete rows, and one that stands for what is lost. Raises DataError where there is
+    no file to read, or one cannot be opened as what it is called.
     """
-    check_source(path)
-    rows = _array_rows(path) if _is_array(path) else _line_rows(path)
     taken = 0
-    for row in rows:
-        if not row.is_blank:
-            if limit is not None and taken >= limit:
-                return
-            taken += 1
-        yield row
+    for file in data_files(str(path)):
+        for row in _rows_of(file):
+            if not row.is_blank:
+                if limit is not None and taken >= limit:
+                    return
+                taken += 1
+            yield row
 
 
-def _is_array(path: Path) -> bool:
-    """Whether a `.json` file holds an array; many that are called so hold JSON Lines."""
-    if path.suffix.lower() in _LINE_SUFFIXES:
-        return False
-    with path.open("rb") as file:
-        head = file.read(4096)
-    return head.removeprefix(_BOM).lstrip().startswith(b"[")
+def _rows_of(file: Path) -> Iterator[RawRow]:
+    suffix = file.suffix.lower()
+    if suffix in PACKED_SUFFIXES:
+        suffix = file.with_suffix("").suffix.lower()
+    if suffix in (".parquet", ".arrow"):
+        yield from columnar_rows(file)
+        return
+    with opened(file) as data:
+        if suffix in TEXT_SUFFIXES:
+            yield from _lines(file, data, is_text=True)
+        elif suffix == ".json":
+            yield from _json(file, data)
+        else:
+            yield from _lines(file, data)
 
 
-def _line_rows(path: Path) -> Iterator[RawRow]:
-    with path.open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                rest = line
-                while rest and not rest.endswith(b"\n"):
-                    rest = file.readline(MAX_LINE_BYTES)
-                fault = RowRejected("line_too_long", f"more than {MAX_LINE_BYTES >> 20} MiB")
-                yield RawRow(number, line[:MAX_LINE_BYTES], None, fault)
-                continue
-            if number == 1:
-                line = line.removeprefix(_BOM)
-            yield _decode(number, line.strip())
+def _json(file: Path, data: Opened) -> Iterator[RawRow]:
+    """An array; objects over several lines; or lines, which many files of that name hold."""
+    head = data.stream.peek(_HEAD)[:_HEAD]  # type: ignore[attr-defined]
+    start = head.removeprefix(_BOM).lstrip()
+    if start.startswith(b"["):
+        data.stream.read(len(head) - len(start) + 1)
+        yield from _values(file, data, is_array=True)
+    elif start.partition(b"\n")[0].strip() == b"{":
+        data.stream.read(len(head) - len(start))
+        yield from _unwrapped(file, _values(file, data, is_array=False))
+    else:
+        yield from _unwrapped(file, _lines(file, data))
 
 
-def _array_rows(path: Path) -> Iterator[RawRow]:
-    data = path.read_bytes().removeprefix(_BOM)
+def _values(file: Path, data: Opened, *, is_array: bool) -> Iterator[RawRow]:
+    number = 0
+    most = raw_row.MAX_ROW_BYTES
+    for value in values(data.stream, is_array=is_array, most=most):
+        number += 1
+        if value.is_torn:
+            yield torn_row(file, number, value.raw, data.torn or "the file ends in this row")
+            return
+        if value.is_too_long:
+            yield too_long(file, number, value.raw)
+            continue
+        if not value.raw:
+            yield bad_row(file, number, b"", "bad_json", "nothing between two commas")
+            continue
+        yield decode_row(file, number, value.raw)
+    if data.torn is not None:
+        yield torn_row(file, number + 1, b"", data.torn)
+
+
+def _unwrapped(file: Path, rows: Iterator[RawRow]) -> Iterator[RawRow]:
+    """The rows, or those that the only one of them holds."""
+    first, second = next(rows, None), next(rows, None)
+    inner = None
+    if first is not None and first.value is not None and second is None:
+        inner = _wrapped(first.value)
+    if inner is None:
+        yield from (row for row in (first, second) if row is not None)
+        yield from rows
+        return
+    for place, element in enumerate(inner, start=1):
+        yield decode_row(file, place, msgspec.json.encode(element))
+
+
+def _wrapped(value: dict[str, Any]) -> list[Any] | None:
+    """The rows inside an object that only holds them, such as `{"data": [...]}`."""
+    if has_conversation(value) or "text" in value or "input_ids" in value:
+        return None
+    lists = [v for v in value.values() if isinstance(v, list) and v]
+    found = [v for v in lists if all(isinstance(element, dict) for element in v)]
+    return found[0] if len(found) == 1 else None
+
+
+def _lines(file: Path, data: Opened, *, is_text: bool = False) -> Iterator[RawRow]:
+    number = 0
+    most = raw_row.MAX_ROW_BYTES
+    while line := data.stream.readline(most + 1):
+        number += 1
+        if len(line) > most:
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = data.stream.readline(most)
+            yield too_long(file, number, line)
+            continue
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if data.torn is not None and not line.endswith(b"\n"):
+            # Cut in the middle, and a piece of a row may look like a whole one.
+            yield torn_row(file, number, line.strip(), data.torn)
+            return
+        decode = _text_row if is_text else decode_row
+        yield decode(file, number, line.strip())
+    if data.torn is not None:
+        yield torn_row(file, number + 1, b"", data.torn)
+
+
+def _text_row(file: Path, number: int, line: bytes) -> RawRow:
+    if not line:
+        return RawRow(file, number, line, None)
     try:
-        elements = msgspec.json.decode(data, type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise DataError(
-            f"{path}: not a JSON array ({error}). One damaged spot spoils an array as a whole: "
-            "repair it, or give the rows as .jsonl, where a bad line is only a bad line."
-        ) from error
-    for number, element in enumerate(elements, start=1):
-        yield _decode(number, bytes(element))
-
-
-def _decode(number: int, raw: bytes) -> RawRow:
-    if not raw:
-        return RawRow(number, raw, None)
-    try:
-        raw.decode()
+        value = {"text": line.decode()}
     except UnicodeDecodeError as error:
-        fault = RowRejected("bad_utf8", f"byte {error.start}: {error.reason}")
-        return RawRow(number, raw, None, fault)
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        return RawRow(number, raw, None, RowRejected("bad_json", str(error)))
-    if not isinstance(value, dict):
-        kind = type(value).__name__
-        return RawRow(number, raw, None, RowRejected("not_an_object", _not_an_object(kind)))
-    return RawRow(number, raw, value)
-
-
-def _not_an_object(kind: str) -> str:
-    hint = "; a file that is one JSON array has to end in .json" if kind == "list" else ""
-    return f"the row is a {kind}{hint}"
+        return bad_row(file, number, line, "bad_utf8", f"byte {error.start}: {error.reason}")
+    return RawRow(file, number, msgspec.json.encode(value), value)

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.corpus.coverage import TokenCoverage
-from paceline.corpus.formats import RawRow, read_rows
+from paceline.corpus.formats import read_rows
 from paceline.corpus.mixture import Candidate, is_mixed, left_out, mixture_key
 from paceline.corpus.overlap import Overlap
 from paceline.corpus.quarantine import Quarantine
+from paceline.corpus.raw_row import RawRow
 from paceline.corpus.row_worker import Chunk, Job, Ready, tokenise
 from paceline.corpus.rows import Rejected
 from paceline.corpus.tally import SourceTally, Tally
 from paceline.durable.errors import DataError
 from paceline.durable.fs import REAL_FS, atomic_file
 from paceline.flow.stream import map_stream
+from paceline.recipe.data_files import data_files
 from paceline.recipe.schema import Recipe, SourceRecipe
 from paceline.recipe.sources import name_of
 from paceline.types import Split
@@ -136,7 +138,7 @@ class Intake:
                     outcome = self._outcome(row, following, source)
                     if isinstance(outcome, Rejected):
                         tally.reasons[outcome.reason] += 1
-                        quarantine.add(tally.name, source.path, row, outcome)
+                        quarantine.add(tally.name, row, outcome)
                         continue
                     self._remember(outcome, source)
                     accept(number, row, outcome)
@@ -146,7 +148,8 @@ class Intake:
         asked = self._recipe.corpus.workers
         if asked is not None:
             return asked
-        size = sum(Path(source.path).stat().st_size for source in self._recipe.corpus.sources)
+        files = [file for s in self._recipe.corpus.sources for file in data_files(s.path)]
+        size = sum(file.stat().st_size for file in files)
         return min(_cores(), _MOST_PROCESSES) if size >= _WORTH_A_PROCESS else 1
 
     def _outcome(
@@ -218,7 +221,7 @@ class Intake:
             last = row.lines[-1]
             ids = last.sample_id.hex(), last.prompt_id.hex()
             rejected = Rejected(reason, "others of this source have a lower hash", *ids)
-            quarantine.add(tally.name, sources[candidate.source].path, raw, rejected)
+            quarantine.add(tally.name, raw, rejected)
 
     def counts(self, *, is_all: bool = False) -> Counts:
         """For events; how many rows there are in all shows at the end alone."""
@@ -261,7 +264,7 @@ def _chunks(
     for number, source in sources:
         rows: list[RawRow] = []
         size = 0
-        for row in read_rows(Path(source.path), source.limit):
+        for row in read_rows(source.path, source.limit):
             rows.append(row)
             size += len(row.raw)
             if len(rows) >= _CHUNK_ROWS or size >= _CHUNK_BYTES:

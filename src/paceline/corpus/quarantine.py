@@ -4,7 +4,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from paceline.corpus.formats import RawRow
+from paceline.corpus.raw_row import RawRow
 from paceline.corpus.rows import Rejected
 from paceline.durable.fs import REAL_FS
 
@@ -18,11 +18,11 @@ class Quarantine:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
-    def add(self, source: str, path: str, row: RawRow, rejected: Rejected) -> None:
+    def add(self, source: str, row: RawRow, rejected: Rejected) -> None:
         """Record one row; bytes that are no text are quoted in hexadecimal."""
         record = {
             "source": source,
-            "file": path,
+            "file": str(row.file),
             "line": row.line,
             "reason": rejected.reason,
             "detail": rejected.detail,

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.corpus.formats import check_source
 from paceline.corpus.intake import Intake
 from paceline.corpus.mask import Renderer, renderer_of
 from paceline.corpus.overlap import GRAM
@@ -13,6 +12,7 @@ from paceline.corpus.tally import Tally
 from paceline.corpus.template import check_template_args, template_digest, tokenizer_digest
 from paceline.durable.errors import DataError
 from paceline.recipe.corpus_inputs import later_settings
+from paceline.recipe.data_files import data_files
 from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
@@ -42,7 +42,7 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
 
 def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
     for source in recipe.corpus.sources:
-        check_source(Path(source.path))
+        data_files(source.path)
     check_template_args(recipe.corpus.template_args)
     files = rendering_files(Path(recipe.target.path), recipe.corpus.template_file)
     renderer = renderer_of(recipe)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from paceline.durable.open_store import local_path
 from paceline.durable.staging import SHARED_MEMORY
+from paceline.recipe.data_files import data_path
 from paceline.recipe.extract_inputs import is_object_store
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
@@ -56,8 +57,10 @@ def _places(recipe: Recipe, recipe_path: Path, root: Path) -> Iterator[Place]:
     if recipe.target.path:
         yield Place("target.path", Path(recipe.target.path), "folder")
     for source in recipe.corpus.sources:
-        if source.path:
-            yield Place(f"corpus source {name_of(source)}", Path(source.path), "file")
+        path = data_path(source.path) if source.path else None
+        if path is not None:
+            kind = "folder" if path.is_dir() else "file"
+            yield Place(f"corpus source {name_of(source)}", path, kind)
     store = local_store(recipe)
     if store is not None:
         yield Place("extract.store", store, "folder", written=True)

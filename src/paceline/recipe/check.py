@@ -11,6 +11,7 @@ from paceline.durable.errors import RecipeError
 from paceline.recipe.bounds import BOUNDS
 from paceline.recipe.convert import closest
 from paceline.recipe.corpus_inputs import corpus_problems
+from paceline.recipe.data_files import data_name, data_path, path_problem
 from paceline.recipe.drafter_inputs import drafter_input_problems, warm_start_problem
 from paceline.recipe.extract_inputs import extract_problems
 from paceline.recipe.fingerprint import flatten
@@ -70,10 +71,11 @@ def check_paths(recipe: Recipe, *, sources: bool = True, drafter: bool = True) -
             f"target.path: {target} holds no config.json. Name the folder of a Transformers model."
         )
     for number, source in enumerate(recipe.corpus.sources if sources else ()):
-        path = Path(source.path)
-        if not path.is_file():
-            kind = "a folder; name a file in it" if path.is_dir() else "no such file"
-            problems.append(f"corpus.sources.{number}.path: {path}: {kind}.{_neighbour(path)}")
+        problem = path_problem(source.path) if source.path else None
+        if problem is not None:
+            place = data_path(source.path)
+            near = _neighbour(place) if place is not None and not place.exists() else ""
+            problems.append(f"corpus.sources.{number}.path: {source.path}: {problem}.{near}")
     if drafter:
         problems += _drafter_paths(recipe)
     _raise_all(problems)
@@ -256,8 +258,8 @@ def _sources(recipe: Recipe) -> Iterator[str]:
         )
     for number, source in enumerate(sources):
         if not source.path:
-            yield f"corpus.sources.{number}.path: empty. Give a .jsonl or .json file."
-    names = Counter(s.name or Path(s.path).stem for s in sources if s.name or s.path)
+            yield f"corpus.sources.{number}.path: empty. Give a file, a folder, or hf:OWNER/NAME."
+    names = Counter(s.name or data_name(s.path) for s in sources if s.name or s.path)
     for name, times in names.items():
         if times > 1:
             yield (

@@ -10,6 +10,7 @@ import msgspec
 from paceline.durable.errors import RecipeError
 from paceline.recipe.convert import Problem, convert_recipe
 from paceline.recipe.document import parse
+from paceline.recipe.hub import absolute_hub, is_hub
 from paceline.recipe.schema import Recipe
 
 
@@ -40,7 +41,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def resolve_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, `~` expanded; an empty path stays empty."""
-    sources = tuple(dataclasses.replace(s, path=_absolute(s.path)) for s in recipe.corpus.sources)
+    sources = tuple(dataclasses.replace(s, path=_data(s.path)) for s in recipe.corpus.sources)
     asked = recipe.extract
     store = asked.store if "://" in asked.store else _absolute(asked.store)
     staging = asked.staging if asked.staging == "auto" else _absolute(asked.staging)
@@ -58,6 +59,10 @@ def resolve_paths(recipe: Recipe) -> Recipe:
         corpus=dataclasses.replace(recipe.corpus, sources=sources, template_file=template_file),
         extract=dataclasses.replace(asked, store=store, staging=staging),
     )
+
+
+def _data(path: str) -> str:
+    return absolute_hub(path) if is_hub(path) else _absolute(path)
 
 
 def _absolute(path: str) -> str:

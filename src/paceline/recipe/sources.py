@@ -1,14 +1,13 @@
 """The data sets of a recipe: what they are called, and what identifies them."""
 
-from pathlib import Path
-
-from paceline.recipe.fingerprint import Fields, digest_file, flatten
+from paceline.recipe.data_files import data_digest, data_name
+from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.schema import Recipe, SourceRecipe
 
 
 def name_of(source: SourceRecipe) -> str:
     """The name of a data set in reports and samples."""
-    return source.name or Path(source.path).stem
+    return source.name or data_name(source.path)
 
 
 def source_fields(recipe: Recipe) -> Fields:
@@ -19,7 +18,7 @@ def source_fields(recipe: Recipe) -> Fields:
     sources = [
         {
             "name": name_of(source),
-            "content": digest_file(Path(source.path)),
+            "content": data_digest(source.path),
             "split": source.split,
             "limit": source.limit,
             **_mixture(source),
