@@ -21,99 +21,85 @@ def columnar_rows(path: Path) -> Iterator[RawRow]:
 
     Raises DataError for a file that cannot be opened as what it is called.
     """
-    batches = _parquet(path) if path.suffix.lower() == ".parquet" else _arrow(path)
+    pieces = _pieces(_batches(path))
     number = 0
-    for batch in batches:
-        if isinstance(batch, str):
-            yield torn_row(path, number + 1, b"", batch)
+    while True:
+        try:
+            rows = next(pieces, None)
+        except DataError:
+            raise
+        except Exception as error:  # noqa: BLE001  a damaged file makes that library raise anything
+            detail = f"cannot be read from here on ({_first_line(error)})"
+            yield torn_row(path, number + 1, b"", detail)
             return
-        for start in range(0, batch.num_rows, _ROWS):
-            for row in batch.slice(start, _ROWS).to_pylist():
-                number += 1
-                value = _without_nothing(row)
-                yield RawRow(path, number, msgspec.json.encode(value, enc_hook=str), value)
+        if rows is None:
+            return
+        for row in rows:
+            number += 1
+            value = _without_nothing(row)
+            yield RawRow(path, number, msgspec.json.encode(value, enc_hook=str), value)
 
 
 def count_rows(path: Path) -> int:
     """Rows of a `.parquet` or `.arrow` file, without looking at any.
 
-    Raises DataError for a file that cannot be opened as what it is called.
+    Raises DataError for a file that cannot be read as what it is called.
     """
-    if path.suffix.lower() == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-
-        try:
-            return parquet.read_metadata(path).num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise _unreadable(path, "Parquet", error) from error
-    return sum(batch.num_rows for batch in _arrow(path) if not isinstance(batch, str))
-
-
-def _parquet(path: Path) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
     try:
-        file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, "Parquet", error) from error
-    with file:
-        try:
-            for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
-                batch.validate(full=True)
-                yield batch
-        except (pa.ArrowException, OSError) as error:
-            yield f"cannot be read from here on ({_first_line(error)})"
+        if path.suffix.lower() == ".parquet":
+            from pyarrow import parquet
+
+            return parquet.read_metadata(path).num_rows
+        return sum(batch.num_rows for batch in _batches(path))
+    except DataError:
+        raise
+    except Exception as error:
+        raise _unreadable(path, error) from error
 
 
-def _arrow(path: Path) -> Iterator[Any]:
+def _pieces(batches: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
+    for batch in batches:
+        # Offsets of a damaged file lead anywhere, and nothing else looks at them.
+        batch.validate(full=True)
+        for start in range(0, batch.num_rows, _ROWS):
+            yield batch.slice(start, _ROWS).to_pylist()
+
+
+def _batches(path: Path) -> Iterator[Any]:
     import pyarrow as pa
-    from pyarrow import ipc
+    from pyarrow import ipc, parquet
 
+    if path.suffix.lower() == ".parquet":
+        try:
+            file = parquet.ParquetFile(path, memory_map=True, pre_buffer=False)
+        except Exception as error:
+            raise _unreadable(path, error) from error
+        with file:
+            yield from file.iter_batches(batch_size=_ROWS, use_threads=False)
+        return
     try:
         source = pa.memory_map(str(path))
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, "Arrow", error) from error
+    except Exception as error:
+        raise _unreadable(path, error) from error
     with source:
         try:
-            reader = ipc.open_stream(source)
-        except (pa.ArrowException, OSError):
-            yield from _arrow_file(path, source)
+            stream = ipc.open_stream(source)
+        except Exception:  # noqa: BLE001  then it is a file, or nothing
+            stream = None
+        if stream is not None:
+            yield from stream
             return
-        while True:
-            try:
-                batch = reader.read_next_batch()
-                # Offsets of a damaged file lead anywhere, and nothing else looks at them.
-                batch.validate(full=True)
-            except StopIteration:
-                return
-            except (pa.ArrowException, OSError) as error:
-                yield f"cannot be read from here on ({_first_line(error)})"
-                return
-            yield batch
-
-
-def _arrow_file(path: Path, source: Any) -> Iterator[Any]:
-    import pyarrow as pa
-    from pyarrow import ipc
-
-    try:
-        source.seek(0)
-        reader = ipc.open_file(source)
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, "Arrow", error) from error
-    for number in range(reader.num_record_batches):
         try:
-            batch = reader.get_batch(number)
-            batch.validate(full=True)
-        except (pa.ArrowException, OSError) as error:
-            yield f"cannot be read from here on ({_first_line(error)})"
-            return
-        yield batch
+            source.seek(0)
+            table = ipc.open_file(source)
+        except Exception as error:
+            raise _unreadable(path, error) from error
+        for number in range(table.num_record_batches):
+            yield table.get_batch(number)
 
 
-def _unreadable(path: Path, form: str, error: Exception) -> DataError:
+def _unreadable(path: Path, error: Exception) -> DataError:
+    form = path.suffix.lower().removeprefix(".").capitalize()
     return DataError(
         f"{path}: not a whole {form} file ({_first_line(error)}). Fetch or write it again, or take "
         "it out of corpus.sources."
