@@ -1,4 +1,4 @@
-"""Nine kinds of chat template with real tokenizers: each family's structure, in its own words.
+"""Ten kinds of chat template with real tokenizers: each family's structure, in its own words.
 
 A template here writes, keeps and drops what the family's does; texts that only take up room
 (tool instructions, default prompts) are shorter.
@@ -6,7 +6,7 @@ A template here writes, keeps and drops what the family's does; texts that only 
 
 import json
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class Family:
     bos: str | None = None
     tags: tuple[str, ...] = ()
     """Added tokens that are not special."""
+    edit: tuple[str, str, str] | None = None
+    """Another family whose template it is, but for one text in place of another."""
 
     def tokenizer(self, kind: str = "tagged") -> PreTrainedTokenizerFast:
         core = _characters() if kind == "characters" else _bytes()
@@ -59,8 +61,12 @@ class Family:
             unk_token=_UNKNOWN if kind == "characters" else None,
             clean_up_tokenization_spaces=False,
         )
-        tokenizer.chat_template = (_FOLDER / f"{self.name}.jinja").read_text("utf-8")
+        tokenizer.chat_template = self.template()
         return tokenizer
+
+    def template(self) -> str:
+        origin, old, new = self.edit or (self.name, "", "")
+        return (_FOLDER / f"{origin}.jinja").read_text("utf-8").replace(old, new)
 
     def save(self, folder: Path, kind: str = "tagged") -> Path:
         """Write tokenizer, template and generation config as a model folder has them."""
@@ -93,6 +99,15 @@ def _bytes() -> Tokenizer:
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TOOL_TAGS = ("<tool_call>", "</tool_call>")
 _TOOL_RESULT_TAGS = ("<tool_response>", "</tool_response>")
+
+_R1 = Family(
+    "deepseek_r1",
+    ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+    eos="<｜end▁of▁sentence｜>",
+    ends=("<｜end▁of▁sentence｜>",),
+    bos="<｜begin▁of▁sentence｜>",
+    tags=("<｜User｜>", "<｜Assistant｜>", *_THOUGHT_TAGS),
+)
 
 FAMILIES = {
     family.name: family
@@ -149,14 +164,9 @@ FAMILIES = {
             ends=("</s>",),
             bos="<s>",
         ),
-        Family(
-            "deepseek_r1",
-            ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
-            eos="<｜end▁of▁sentence｜>",
-            ends=("<｜end▁of▁sentence｜>",),
-            bos="<｜begin▁of▁sentence｜>",
-            tags=("<｜User｜>", "<｜Assistant｜>", *_THOUGHT_TAGS),
-        ),
+        _R1,
+        # Its first template left the opening of the thought to the model.
+        replace(_R1, name="deepseek_r1_first", edit=("deepseek_r1", "<think>\\n", "")),
         Family(
             "gpt_oss",
             (

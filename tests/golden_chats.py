@@ -16,10 +16,10 @@ def thought(content: str, reasoning: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, "reasoning_content": reasoning, **more}
 
 
-def call(**more: Any) -> dict[str, Any]:
+def call(content: str = "", **more: Any) -> dict[str, Any]:
     function = {"name": "add", "arguments": {"a": 2}}
     calls = [{"type": "function", "id": "abcdefghi", "function": function}]
-    return {"role": "assistant", "content": "", "tool_calls": calls, **more}
+    return {"role": "assistant", "content": content, "tool_calls": calls, **more}
 
 
 RESULT = {"role": "tool", "content": "4", "tool_call_id": "abcdefghi"}
@@ -44,6 +44,12 @@ CHATS: dict[str, list[dict[str, Any]]] = {
         call(reasoning_content="hm"),
         RESULT,
         thought("ok", "so"),
+    ],
+    "tool and inline": [
+        *turns("u:hi"),
+        call("<think>\nhm\n</think>\n\n"),
+        RESULT,
+        *turns("a:ok"),
     ],
     "assistant first": turns("a:x|u:hi|a:ok"),
 }
@@ -116,6 +122,7 @@ _MISTRAL_TOOL = (
 
 _R1 = "<｜begin▁of▁sentence｜>"
 _R1_HI = "<｜User｜>hi<｜Assistant｜>"
+_R1_OK = f"{_R1}{_R1_HI}⟦ok<｜end▁of▁sentence｜>⟧"
 _R1_ONE = f"{_R1}{_R1_HI}<think>\n⟦hm\n</think>\n\nok<｜end▁of▁sentence｜>⟧"
 
 _OSS = "<|start|>system<|message|>Current date: 2025-08-05<|end|>"
@@ -146,6 +153,7 @@ GOLDENS: dict[str, dict[str, Golden]] = {
         "reasoning twice": [f"{_LLAMA_ONE}{_LLAMA_MORE}⟦yes<|eot_id|>⟧"],
         "tool": [_LLAMA_TOOL],
         "tool and reasoning": [_LLAMA_TOOL],
+        "tool and inline": [_LLAMA_TOOL],
         "assistant first": "template_rejected",
     },
     "qwen25": {
@@ -229,6 +237,7 @@ GOLDENS: dict[str, dict[str, Golden]] = {
         "reasoning inline": ["<s>[INST] hi[/INST]⟦ <think>\nhm\n</think>\n\nok</s>⟧"],
         "tool": [_MISTRAL_TOOL],
         "tool and reasoning": [_MISTRAL_TOOL],
+        "tool and inline": [_MISTRAL_TOOL],
         "assistant first": "template_rejected",
     },
     "deepseek_r1": {
@@ -246,6 +255,19 @@ GOLDENS: dict[str, dict[str, Golden]] = {
         ],
         "tool": "template_rejected",
         "assistant first": "answer_not_from_prompt",
+    },
+    "deepseek_r1_first": {
+        "one": [_R1_OK],
+        "two": [f"{_R1_OK}<｜User｜>more<｜Assistant｜>⟦yes<｜end▁of▁sentence｜>⟧"],
+        "system": [_R1_OK.replace("<｜User｜>", "be nice<｜User｜>")],
+        "spaces": [_R1_OK.replace("hi", " hi").replace("ok", "\n ok \n")],
+        "left open": [f"{_R1_OK}<｜User｜>more"],
+        "reasoning key": [_R1_OK],
+        "reasoning inline": [_R1_OK.replace("⟦", "⟦<think>\nhm\n</think>\n\n")],
+        "tool": "template_rejected",
+        "assistant first": [
+            f"{_R1}<｜Assistant｜>⟦x<｜end▁of▁sentence｜>⟧{_R1_HI}⟦ok<｜end▁of▁sentence｜>⟧"
+        ],
     },
     "gpt_oss": {
         "one": [f"{_OSS}{_OSS_HI}⟦{_OSS_FINAL}ok<|return|>⟧"],

@@ -7,7 +7,8 @@ and the error for rows that are left out.
    the first end token. All else is context.
 2. The prompt's ids stand as they are; what was generated has ids of its own.
 3. Where the prompt opened a thought that the rendering leaves out, an engine went on with the
-   reasoning, `</think>` and the content.
+   reasoning, `</think>` and the content; where it opened none and the rendering leaves out the one
+   in the content, an engine wrote the content. Calls are in neither, so they are left alone.
 4. Turns share one event as long as the next one's prompt begins with the text so far.
 5. An event that is closed renders its last turn to the end; the last event goes on to the end of
    the conversation where that begins with the text so far.
@@ -87,10 +88,11 @@ class Reference:
     ) -> tuple[str, str]:
         """What an engine added to the prompt, and what the template writes after that."""
         whole = self._render(messages[: turn + 1], tools, False)
-        if whole.startswith(prompt):
-            added = whole[len(prompt) :]
-        else:
+        added = whole.removeprefix(prompt) if whole.startswith(prompt) else None
+        if added is None:
             added = _thought_and_answer(messages[turn], prompt) + self.end.closing
+        elif _is_left_out(messages[turn], added):
+            added = messages[turn]["content"] + self.end.closing
         ends = [str(self.tokenizer.convert_ids_to_tokens(i)) for i in self.end.ids]
         found = list(re.finditer("|".join(map(re.escape, ends)), added)) if ends else []
         if len(found) > max(1, self.end.in_closing):
@@ -130,13 +132,23 @@ class Reference:
         )
 
 
+def _is_left_out(message: dict[str, Any], added: str) -> bool:
+    thought, closed, _ = message["content"].partition("</think>")
+    is_shown = thought.rpartition("<think>")[2].strip() in added
+    return bool(closed) and not is_shown and not message.get("tool_calls")
+
+
 def _thought_and_answer(message: dict[str, Any], prompt: str) -> str:
     opened = _OPEN_THOUGHT.search(prompt)
     content = message["content"]
     keys = ("reasoning_content", "reasoning", "thinking")
-    reasoning = next((message[key] for key in keys if message.get(key)), None)
-    if opened and "</think>" in content:
-        return content.removeprefix("<think>").removeprefix(opened[1])
-    if opened and isinstance(reasoning, str):
-        return reasoning.strip("\n") + "\n</think>\n\n" + content
-    raise RowRejected("answer_not_from_prompt", f"{prompt[-40:]!r} does not begin the turn")
+    reasoning = next((message[key] for key in keys if message.get(key, "").strip()), None)
+    if "</think>" in content:
+        answer = content
+    elif reasoning is not None:
+        answer = reasoning.strip("\n") + "\n</think>\n\n" + content
+    else:
+        answer = None
+    if opened is None or answer is None or message.get("tool_calls"):
+        raise RowRejected("answer_not_from_prompt", f"{prompt[-40:]!r} does not begin the turn")
+    return answer.removeprefix("<think>").removeprefix(opened[1])
