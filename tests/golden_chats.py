@@ -224,13 +224,13 @@ GOLDENS: dict[str, dict[str, Golden]] = {
         "reasoning key": [_GEMMA_ONE],
         "reasoning inline": [_GEMMA_ONE.replace("⟦", "⟦<think>\nhm\n</think>\n\n")],
         "reasoning twice": [_GEMMA_TWO],
-        "tool": "template_rejected",
+        "tool": "tool_calls_not_rendered",
         "assistant first": "template_rejected",
     },
     "mistral": {
         "one": ["<s>[INST] hi[/INST]⟦ ok</s>⟧"],
         "two": ["<s>[INST] hi[/INST]⟦ ok</s>⟧[INST] more[/INST]⟦ yes</s>⟧"],
-        "system": "answer_not_from_prompt",
+        "system": ["<s>[INST] be nice\n\nhi[/INST]⟦ ok</s>⟧"],
         "spaces": ["<s>[INST]  hi[/INST]⟦ ok</s>⟧"],
         "left open": ["<s>[INST] hi[/INST]⟦ ok</s>⟧[INST] more[/INST]"],
         "reasoning key": ["<s>[INST] hi[/INST]⟦ ok</s>⟧"],
@@ -291,11 +291,17 @@ GOLDENS: dict[str, dict[str, Golden]] = {
         "tool": [
             f"{_OSS}{_OSS_TOOLS}{_OSS_HI}⟦{_OSS_CALL}⟧{_OSS_RESULT}⟦{_OSS_FINAL}ok<|return|>⟧"
         ],
-        "tool and reasoning": "answer_not_from_prompt",
+        "tool and reasoning": [
+            (
+                f"{_OSS}{_OSS_TOOLS}{_OSS_HI}⟦{_OSS_HM}{_OSS_CALL}⟧{_OSS_RESULT}"
+                f"⟦{_OSS_SO}{_OSS_FINAL}ok<|return|>⟧"
+            )
+        ],
         "assistant first": "template_rejected",
     },
     "smollm2": {
         **_chatml(_SMOL),
+        "tool": "tool_calls_not_rendered",
         "assistant first": "answer_not_from_prompt",
     },
     "unmarked": {

@@ -9,6 +9,8 @@ and the error for rows that are left out.
 3. Where the prompt opened a thought that the rendering leaves out, an engine went on with the
    reasoning, `</think>` and the content; where it opened none and the rendering leaves out the one
    in the content, an engine wrote the content. Calls are in neither, so they are left alone.
+   Where the rendering shows what came before the last turn differently, the answer is what it shows
+   behind that turn's text. A call whose name is nowhere in what was generated was left out.
 4. Turns share one event as long as the next one's prompt begins with the text so far.
 5. An event that is closed renders its last turn to the end; the last event goes on to the end of
    the conversation where that begins with the text so far.
@@ -88,11 +90,20 @@ class Reference:
     ) -> tuple[str, str]:
         """What an engine added to the prompt, and what the template writes after that."""
         whole = self._render(messages[: turn + 1], tools, False)
-        added = whole.removeprefix(prompt) if whole.startswith(prompt) else None
-        if added is None:
-            added = _thought_and_answer(messages[turn], prompt) + self.end.closing
-        elif _is_left_out(messages[turn], added):
-            added = messages[turn]["content"] + self.end.closing
+        message = messages[turn]
+        thought = _thought_and_answer(message, prompt)
+        if not whole.startswith(prompt):
+            added = None if thought is None else thought + self.end.closing
+            if added is None:
+                unasked = self._render(messages[:turn], tools, False)
+                added = _behind(messages, turn, prompt, whole, unasked)
+        elif _is_left_out(message, whole.removeprefix(prompt)):
+            added = message["content"] + self.end.closing
+        else:
+            added = whole.removeprefix(prompt)
+        for call in message.get("tool_calls", ()):
+            if call["function"]["name"] not in added:
+                raise RowRejected("tool_calls_not_rendered", f"turn {turn}")
         ends = [str(self.tokenizer.convert_ids_to_tokens(i)) for i in self.end.ids]
         found = list(re.finditer("|".join(map(re.escape, ends)), added)) if ends else []
         if len(found) > max(1, self.end.in_closing):
@@ -138,7 +149,7 @@ def _is_left_out(message: dict[str, Any], added: str) -> bool:
     return bool(closed) and not is_shown and not message.get("tool_calls")
 
 
-def _thought_and_answer(message: dict[str, Any], prompt: str) -> str:
+def _thought_and_answer(message: dict[str, Any], prompt: str) -> str | None:
     opened = _OPEN_THOUGHT.search(prompt)
     content = message["content"]
     keys = ("reasoning_content", "reasoning", "thinking")
@@ -150,5 +161,15 @@ def _thought_and_answer(message: dict[str, Any], prompt: str) -> str:
     else:
         answer = None
     if opened is None or answer is None or message.get("tool_calls"):
-        raise RowRejected("answer_not_from_prompt", f"{prompt[-40:]!r} does not begin the turn")
+        return None
     return answer.removeprefix("<think>").removeprefix(opened[1])
+
+
+def _behind(messages: Messages, turn: int, prompt: str, whole: str, unasked: str) -> str:
+    asked = messages[turn - 1]["content"].strip() if turn else ""
+    start = prompt.rfind(asked, 0, len(unasked)) if prompt.startswith(unasked) else -1
+    place = whole.rfind(prompt[start:]) if asked and start >= 0 else -1
+    added = whole[place + len(prompt) - start :]
+    if place < 0 or messages[turn]["content"].strip() not in added:
+        raise RowRejected("answer_not_from_prompt", f"{prompt[-40:]!r} does not begin the turn")
+    return added

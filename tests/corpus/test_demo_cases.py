@@ -110,7 +110,9 @@ def test_a_template_that_refuses_costs_its_rows_alone(tmp_path, run_dir):
 @pytest.mark.parametrize("name", ["llama31", "qwen25", "smollm2"])
 def test_other_templates_make_the_same_of_them(tmp_path, run_dir, name):
     _, reasons, _ = prepared(tmp_path, run_dir, FAMILIES[name].tokenizer())
-    assert reasons == REASONS
+    # SmolLM2's template knows no calls, and would have the model answer with nothing.
+    without = dict.fromkeys([10, 11], "tool_calls_not_rendered") if name == "smollm2" else {}
+    assert reasons == REASONS | without
 
 
 def test_t_05_the_last_turn_alone(tmp_path, run_dir):

@@ -29,8 +29,6 @@ def folders(tmp_path_factory):
 def masker(which: str, folder, template_args: dict[str, Any]):
     tokenizer = load_tokenizer(str(folder))
     if which == "program":
-        if not hasattr(Renderer, "events"):
-            pytest.skip("Renderer.events is not there yet")
         return Renderer.of(tokenizer, template_args, folder)
     return Reference(tokenizer, template_args, turn_end(tokenizer, template_args, folder))
 

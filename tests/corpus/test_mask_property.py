@@ -12,10 +12,6 @@ from paceline.corpus.mask import Renderer
 from paceline.corpus.rejection import RowRejected
 from paceline.corpus.template import load_tokenizer
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(Renderer, "events"), reason="Renderer.events is not there yet"
-)
-
 _KEYS = ("reasoning_content", "reasoning", "thinking")
 _PIECES = ("ok", "x", "\n", "\n\n", " ", "ö", "🙂", ">", "] ", "assistant", "user\n", "{}")
 _TAGS = ("<think>", "</think>", "<think>\n", "\n</think>\n\n", "<tool_response>", "<tool_call>")

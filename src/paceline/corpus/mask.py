@@ -85,7 +85,8 @@ class Renderer:
 
         Raises TemplateRejected, and RowRejected: `answer_not_from_prompt` where the template shows
         an answer that no engine could have given to its prompt; `end_token_in_answer` where an
-        engine would have stopped inside the content.
+        engine would have stopped inside the content; `tool_calls_not_rendered` where the template
+        shows none.
         """
         events: list[Event] = []
         held, spans, whole = GrowingText(self.encoder), list[tuple[int, int]](), ""
@@ -97,9 +98,10 @@ class Renderer:
                 events.append(Event(held.ids, spans, before + 1, left_out))
                 held, spans, left_out = GrowingText(self.encoder), [], 0
             shown = self.template.text(messages[: turn + 1], tools, generation_prompt=False)
-            thought = _thought(messages[turn])
-            whole = self._answered(prompt, shown, thought, turn)
-            left_out += thought is not None and thought.reasoning not in whole[len(prompt) :]
+            whole = self._answered(prompt, shown, messages, tools, turn)
+            generated, thought = whole[len(prompt) :], _thought(messages[turn])
+            _require_calls(generated, messages[turn], turn)
+            left_out += thought is not None and thought.reasoning not in generated
             held.extend(prompt)
             start = len(held.ids)
             self._generate(held, whole, turn)
@@ -129,8 +131,13 @@ class Renderer:
         if len(text) > len(prompt):
             held.extend(text)
 
-    def _answered(self, prompt: str, shown: str, thought: "_Thought | None", turn: int) -> str:
+    def _answered(
+        self, prompt: str, shown: str, messages: list[Message], tools: Tools, turn: int
+    ) -> str:
         """The prompt with its answer as it was generated; `shown` is how the template has it."""
+        message = messages[turn]
+        # What an engine wrote around a call, only the template knows.
+        thought = None if message.get("tool_calls") else _thought(message)
         if shown.startswith(prompt):
             is_cut = thought is not None and thought.reasoning not in shown[len(prompt) :]
             if thought is None or not (is_cut and thought.is_inline):
@@ -139,11 +146,40 @@ class Renderer:
             # the data is what was generated.
             return prompt + thought.text + self.end.closing
         opened = _THOUGHT_OPENS.search(prompt)
-        if opened is None or thought is None:
+        if opened is not None and thought is not None:
+            # The prompt has opened the thought, perhaps with the line feed that the data have too.
+            blanks = opened.group().removeprefix(_OPEN)
+            return prompt + thought.text.removeprefix(_OPEN).removeprefix(blanks) + self.end.closing
+        answer = self._behind_the_question(prompt, shown, messages[:turn], tools)
+        if answer is None or message["content"].strip() not in answer:
             raise RowRejected("answer_not_from_prompt", _difference(prompt, shown, turn))
-        # The prompt has opened the thought, perhaps with the line feed that the data have too.
-        blanks = opened.group().removeprefix(_OPEN)
-        return prompt + thought.text.removeprefix(_OPEN).removeprefix(blanks) + self.end.closing
+        return prompt + answer
+
+    def _behind_the_question(
+        self, prompt: str, shown: str, before: list[Message], tools: Tools
+    ) -> str | None:
+        """What is shown behind the turn that was answered, and the generation prompt.
+
+        A template that shows earlier turns differently once they are answered, such as one that
+        writes the system turn into the last question alone, still shows the answer behind it.
+        """
+        asked = before[-1]["content"].strip() if before else ""
+        unasked = self.template.text(before, tools, generation_prompt=False)
+        if not asked or not prompt.startswith(unasked):
+            return None
+        at = prompt.rfind(asked, 0, len(unasked))
+        _, found, answer = shown.rpartition(prompt[at:]) if at >= 0 else ("", "", "")
+        return answer if found else None
+
+
+def _require_calls(generated: str, message: Message, turn: int) -> None:
+    for call in message.get("tool_calls", ()):
+        name = call["function"]["name"]
+        if name not in generated:
+            raise RowRejected(
+                "tool_calls_not_rendered",
+                f"turn {turn} calls {name!r}, and the chat template leaves that out",
+            )
 
 
 def _places(ids: list[int], wanted: int) -> Iterator[int]:
