@@ -74,8 +74,8 @@ class Told:
             )
         if self.unchecked:
             yield (
-                f"{self.unchecked} answers came without a word on the prompt that the server made "
-                "of the messages: whether it is ours could not be checked"
+                f"{self.unchecked} answers came without a word on the prompt that the server had "
+                "processed: whether it is ours could not be checked"
             )
 
 

@@ -64,6 +64,7 @@ class ServedStore:
         self.model: str | None = None
         """What the servers call the target, since the first run."""
         self._fingerprint = fingerprint
+        self._unsaid: dict[str, Any] | None = None
         self._places: dict[bytes, int] = {}
         self._failed: dict[bytes, int] = {}
         self._on_found: Callable[[Kept], None] | None = on_found
@@ -87,8 +88,8 @@ class ServedStore:
         return bytes.fromhex(prompt_id) in self._places
 
     def name_model(self, model: str) -> None:
-        """Remember what the servers call the target."""
-        self._journal.append({"kind": "model", "fingerprint": self._fingerprint, "model": model})
+        """Have the first answer say what the servers call the target."""
+        self._unsaid = {"kind": "model", "fingerprint": self._fingerprint, "model": model}
 
     async def keep(self, kept: Kept) -> None:
         """Return once it is durable; those that come together share one sync of the disk."""
@@ -106,7 +107,9 @@ class ServedStore:
             record["retokenised"] = True
         if kept.is_unchecked:
             record["unchecked"] = True
-        await self._committer.put(record)
+        # Without an answer there is nothing that another model's could be mixed with.
+        first, self._unsaid = self._unsaid, None
+        await self._committer.put([record] if first is None else [first, record])
 
     def answered(self, prepared: Path) -> Iterator[tuple[Sample, Answer | Refused | None]]:
         """Every sample of the prepared corpus in order, with its answer; None for held-out ones.
@@ -171,13 +174,13 @@ class _Committer:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._waiting: list[tuple[dict[str, Any], asyncio.Future[None]]] = []
+        self._waiting: list[tuple[list[dict[str, Any]], asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def put(self, record: dict[str, Any]) -> None:
+    async def put(self, records: list[dict[str, Any]]) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((record, done))
+        self._waiting.append((records, done))
         if self._task is None:
             self._task = loop.create_task(self._work())
         await done
@@ -186,9 +189,10 @@ class _Committer:
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
+                records = [record for some, _ in batch for record in some]
                 error: Exception | None = None
                 try:
-                    await asyncio.to_thread(self._journal.extend, [record for record, _ in batch])
+                    await asyncio.to_thread(self._journal.extend, records)
                 except Exception as raised:  # noqa: BLE001  whoever waits for the batch raises it
                     error = raised
                 for _, done in batch:
