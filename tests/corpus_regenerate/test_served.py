@@ -58,12 +58,12 @@ def in_process(prepared, target, **options):
 
 def test_every_row_is_answered_once_by_a_server_that_fails_hangs_and_dies(prepared, serve, toy):
     """503 one time in five, no answer one time in fifty, killed twice: the issue's number."""
-    server = serve(unavailable=0.2, hangs=0.02, pause=0.02)
-    run_dir = prepared(count=100)
+    server = serve(unavailable=0.2, hangs=0.02, pause=0.02, seed=14)
+    run_dir = prepared(count=80)
     recipe = served_recipe(toy, server)
 
     def trouble():
-        for share in (20, 50):
+        for share in (15, 40):
             while len(server.events("sent")) < share:
                 time.sleep(0.005)
             server.kill()
@@ -79,12 +79,12 @@ def test_every_row_is_answered_once_by_a_server_that_fails_hangs_and_dies(prepar
     assert report.numbers["quarantined"] == report.numbers["reasons"].get("too_few_loss_tokens", 0)
     [stats] = report.numbers["served"]["endpoints"]
     assert stats["asked"] == stats["answered"] + sum(stats["failed"].values())
-    assert stats["answered"] == 80
+    assert stats["answered"] == 64
     assert stats["failed"]["status 503"] > 5
     assert stats["openings"] >= 2
     assert len(server.events("unavailable")) > 5
     assert server.events("hang")
-    wanted = in_process(prepared, toy, count=100)
+    wanted = in_process(prepared, toy, count=80)
     assert run_dir.regenerated.read_bytes() == wanted.regenerated.read_bytes()
     assert quarantine_path(run_dir).read_bytes() == quarantine_path(wanted).read_bytes()
 

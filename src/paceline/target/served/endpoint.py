@@ -22,8 +22,13 @@ class Streak:
     length: int = 0
     is_down: bool = False
     """The endpoint as a whole did not answer."""
-    has_ended: bool = False
-    """It answered another prompt afterwards."""
+    is_seen: bool = False
+    """It answered another prompt afterwards, or at least listed its models."""
+
+    @property
+    def is_of_prompts(self) -> bool:
+        """Whether the prompts alone can have been the cause."""
+        return self.is_seen and not self.is_down
 
 
 @dataclass(slots=True)
@@ -125,7 +130,7 @@ class Endpoint:
             self.stats.tokens += tokens
             self.stats.waited += seconds
             self.stats.ended = time.monotonic()
-        self.streak.has_ended = True
+        self.streak.is_seen = True
         self.streak = Streak()
         self.silent_since = None
         self._pauses = self._busy = 0
@@ -133,6 +138,11 @@ class Endpoint:
         if self.state != "out":
             self.state = "closed"
         return closes
+
+    def was_seen(self) -> None:
+        """It is there, whatever becomes of the prompts that are left."""
+        self.streak.is_seen = True
+        self.silent_since = None
 
     def failed(self, failure: Failed, now: float, *, is_check: bool = False) -> bool:
         """Count a failure; True where its breaker opens by it, or stays open after a probe."""

@@ -72,13 +72,15 @@ class _Job:
     question: Question
     failures: list[_Failure] = field(default_factory=list)
     last: Endpoint | None = None
+    said: str = ""
+    """What the last failure was."""
     due: float = 0.0
 
     def counted(self) -> int:
         """Failures that speak against the prompt, in quarters."""
         counts = 0
         for failure in self.failures:
-            if failure.is_proven or (failure.streak.has_ended and not failure.streak.is_down):
+            if failure.is_proven or failure.streak.is_of_prompts:
                 counts += failure.weight
             elif failure.streak.is_down:
                 counts += min(failure.weight, 1)
@@ -231,6 +233,10 @@ class Pool:
             # The one with most room first: so the work is spread where there is little of it.
             for _, endpoint in sorted(free, key=lambda pair: -pair[0]):
                 job = self._take(endpoint, now)
+                if job is not None and self._is_spent(job):
+                    # Since its last failure the endpoint has answered others.
+                    self._begin(self._give_up(job))
+                    break
                 if job is not None:
                     endpoint.sent(is_retry=bool(job.failures))
                     self._untried += not job.failures
@@ -323,14 +329,23 @@ class Pool:
             if self._is_tail():
                 # No other prompt will show whether the endpoint is there.
                 note.is_proven = isinstance(await endpoint.client.models(), tuple)
-        if job.counted() >= _WHOLE * self._attempts:
-            message = f"{len(job.failures)} failures, the last: {endpoint.url} {failure.message}"
-            await self._results.give_up(job.question, message)
+                if note.is_proven:
+                    endpoint.was_seen()
+            job.said = f"{endpoint.url} {failure.message}"
+        if self._is_spent(job):
+            await self._give_up(job)
             return
         tries = max(1, len(job.failures))
         pause = grown(self._pace.retry_first, self._pace.retry_longest, tries, self._random)
         job.last, job.due = endpoint, time.monotonic() + pause
         self._again.append(job)
+
+    def _is_spent(self, job: _Job) -> bool:
+        return job.counted() >= _WHOLE * self._attempts
+
+    async def _give_up(self, job: _Job) -> None:
+        message = f"{len(job.failures)} failures, the last: {job.said}"
+        await self._results.give_up(job.question, message)
 
     def _is_tail(self) -> bool:
         """Whether all that is left has failed before."""
