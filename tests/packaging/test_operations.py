@@ -19,7 +19,8 @@ from paceline.cli.main import COMMANDS, main
 from paceline.cli.stop import Args as StopArgs
 from paceline.durable.errors import Interrupted, PacelineError, UserError
 from paceline.flow.units import Policy
-from paceline.recipe.schema import ExtractRecipe, Recipe
+from paceline.recipe.schema import ExtractRecipe, Recipe, RegenerateRecipe
+from paceline.target.served.pace import Pace
 
 DOCUMENT = ROOT / "docs" / "operations.md"
 UNIT = ROOT / "docs" / "paceline@.service"
@@ -27,8 +28,8 @@ TEXT = DOCUMENT.read_text()
 
 HEADINGS = (
     "Before a run", "Plan", "While it runs", "After a boot", "Exit codes", "Memory of a training",
-    "Places", "Several machines", "Object stores", "Online training", "Trackers", "Recovery",
-    "House-keeping", "Torture",
+    "Places", "Servers", "Several machines", "Object stores", "Online training", "Trackers",
+    "Recovery", "House-keeping", "Torture",
 )  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def test_each_command_has_the_flags_that_are_shown(name, capsys):
 
 def test_each_key_of_a_recipe_is_one():
     sections = {f.name: getattr(Recipe(), f.name) for f in dataclasses.fields(Recipe)}
-    named = re.findall(r"`(extract|train|target|score|corpus)\.([a-z_]+)", TEXT)
+    named = re.findall(r"`(extract|train|target|score|corpus|regenerate)\.([a-z_]+)", TEXT)
     assert len(named) > 10
     for section, key in named:
         assert hasattr(sections[section], key), f"{section}.{key}"
@@ -87,6 +88,19 @@ def test_the_numbers_are_the_defaults():
     assert (policy.stuck_after, policy.kill_after) == (30, 300)
     assert "told after 30 seconds" in TEXT
     assert "killed after five minutes" in TEXT
+
+
+def test_the_patience_with_servers_is_what_the_text_says():
+    pace = Pace()
+    assert RegenerateRecipe().server_wait == 3600
+    assert "`regenerate.server_wait` (an hour)" in TEXT
+    assert (pace.opens_after, pace.open_first, pace.open_longest) == (5, 1, 60)
+    assert "five failures in a row" in TEXT
+    assert "left alone for 1 s, then twice as long each time, up to a minute" in TEXT
+    assert pace.first_rejections == 8
+    assert "rejects the first 8 rows" in TEXT
+    assert pace.grace == 15
+    assert "SIGTERM gives them 15 seconds" in TEXT
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -8,7 +8,8 @@ from paceline.cli.stages import StageArgs, open_run, run_stages
 @dataclass(frozen=True, kw_only=True)
 class Args(StageArgs):
     """Has the target answer every prompt itself, because a drafter learns from the target's own
-    words. Answers are committed in groups, and a run that was stopped goes on with the next.
+    words. Answers are committed in groups, or by single ones of `regenerate.servers`, and a run
+    that was stopped goes on with what is missing.
 
     Reads: `corpus/prepared.jsonl` of the run (from `paceline prepare`) and the target model.
 

@@ -195,7 +195,8 @@ def _require_devices(names: Sequence[str], recipe: Recipe) -> None:
         asked += [(key, device) for device in training_devices(train)]
         key = "train.target_devices" if train.target_devices else "target.device"
         asked += [(key, device) for device in capture_devices(recipe)]
-    if {"regenerate", "extract", "score"} & set(names):
+    here = {"extract", "score"} if recipe.regenerate.servers else {"regenerate", "extract", "score"}
+    if here & set(names):
         asked.append(("target.device", recipe.target.device))
     if "extract" in names and recipe.target.devices:
         asked.append(("target.devices", f"cuda:{max(recipe.target.devices)}"))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.corpus.ids import sample_id
+from paceline.durable.errors import DataError
 from paceline.types import Sample
 
 if TYPE_CHECKING:
@@ -48,3 +49,22 @@ def answer_sample(
         loss_spans=[(start, start + len(answer_ids))],
         finish=finish,
     )
+
+
+def answer_room(prompt: Sample, max_length: int) -> int:
+    """Tokens that an answer may have, at least 1, beside its prompt in `max_length`.
+
+    Raises DataError for a prompt that leaves none, or has an answer already.
+    """
+    if prompt.loss_spans:
+        raise DataError(
+            f"sample {prompt.sample_id} has an answer already: the corpus was prepared with "
+            "regenerate.enabled off. Run prepare again with this recipe."
+        )
+    room = max_length - len(prompt.input_ids)
+    if room < 1:
+        raise DataError(
+            f"sample {prompt.sample_id}: its prompt of {len(prompt.input_ids)} tokens leaves no "
+            f"room for an answer; the target reads {max_length}. Set corpus.max_length to that."
+        )
+    return room

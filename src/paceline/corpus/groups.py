@@ -59,7 +59,7 @@ def plan_groups(prepared: Path, group_size: int) -> list[Group]:
     """
     entries = [
         (-len(sample.input_ids), sample.prompt_id, line)
-        for line, sample in _located(prepared)
+        for line, sample in located(prepared)
         if sample.split is not Split.HELDOUT
     ]
     entries.sort(key=lambda entry: entry[:2])
@@ -74,6 +74,11 @@ def read_prompts(prepared: Path, group: Group) -> list[Sample]:
     decoder = msgspec.json.Decoder(Sample)
     with prepared.open("rb") as file:
         return [decoder.decode(_read(file, line)) for line in group.lines]
+
+
+def read_prompt(prepared: BinaryIO, line: Line) -> Sample:
+    """One sample of the open corpus."""
+    return msgspec.json.decode(_read(prepared, line), type=Sample)
 
 
 class AnswerStore:
@@ -155,7 +160,7 @@ class AnswerStore:
             for prompt, answer in zip(group.lines, answers, strict=True):
                 places[prompt.offset] = (path, answer)
         decoder = msgspec.json.Decoder(Answer)
-        for line, sample in _located(prepared):
+        for line, sample in located(prepared):
             if sample.split is Split.HELDOUT:
                 yield sample, None
                 continue
@@ -180,7 +185,8 @@ class AnswerStore:
         self.close()
 
 
-def _located(prepared: Path) -> Iterator[tuple[Line, Sample]]:
+def located(prepared: Path) -> Iterator[tuple[Line, Sample]]:
+    """Every sample with its place. Raises DataError naming file and line."""
     decoder = msgspec.json.Decoder(Sample)
     with prepared.open("rb") as file:
         offset = 0

@@ -2,27 +2,34 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from paceline.corpus.answer import answer_sample
+from paceline.corpus.answer import answer_room, answer_sample
 from paceline.corpus.groups import Answer, AnswerStore, Group, plan_groups, read_prompts
 from paceline.corpus.mask import Renderer, renderer_of
 from paceline.corpus.regenerate_tally import AnswerTally, Progress
+from paceline.corpus.served.reading import Reader
+from paceline.corpus.served.stage import Told, ask_servers, count
+from paceline.corpus.served.store import FAILED, Refused, ServedStore
 from paceline.durable.errors import DataError
 from paceline.durable.fs import REAL_FS, atomic_file
 from paceline.flow.launch import map_items
 from paceline.recipe.fingerprint import Fields, digest_file, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe, RegenerateRecipe, TargetRecipe
+from paceline.recipe.served_inputs import answering_fields
 from paceline.recipe.stage import Report, StageRecord
 from paceline.recipe.write import adopt_recipe
 from paceline.target.spec import TargetSpec, read_spec
-from paceline.types import Sample
-from paceline.types.sample import encode_sample
+from paceline.types import Sample, Split
+from paceline.types.sample import encode_sample, read_samples
 from paceline.watch.events import EventWriter
+from paceline.watch.words import counted
 
 FORMAT_VERSION = 1
 """Of answers and `regenerated.jsonl`; part of the fingerprint."""
@@ -35,14 +42,16 @@ _log = logging.getLogger(__name__)
 def run(recipe: Recipe, run_dir: RunDir) -> Report:
     """Answer every prompt of the prepared corpus but the held-out ones, which are passed through.
 
-    Groups of prompts are answered by `target.workers` processes; each is durable before it counts
-    as done. A run that was interrupted, at whatever moment, is resumed with the groups that are
-    missing, and its corpus is the one that an undisturbed run would have made. Samples keep the
-    order of the prepared corpus; every prompt is answered, quarantined with a reason, or held out.
+    Groups of prompts are answered by `target.workers` processes, or single prompts by the servers
+    of `regenerate.servers`; each is durable before it counts as done. A run that was interrupted,
+    at whatever moment, is resumed with what is missing, and the processes' corpus is then the one
+    that an undisturbed run would have made. Samples keep the order of the prepared corpus; every
+    prompt is answered, quarantined with a reason, or held out.
 
     Raises DataError where there is no prepared corpus, it already has answers, a prompt is longer
     than the target can read, or no training sample is left; TargetError for the target;
-    RecipeChanged where another recipe's answers stand here; WorkerFailed for a lost worker.
+    RecipeChanged where another recipe's answers stand here; WorkerFailed for a lost worker;
+    UserError where no server is of use, ServersFailed where none answers.
     """
     if not recipe.regenerate.enabled:
         return Report(
@@ -71,7 +80,7 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
         run_dir.corpus,
         "regenerate",
         _fields(recipe, job, spec),
-        binds=AnswerStore.holds_any(run_dir.corpus),
+        binds=AnswerStore.holds_any(run_dir.corpus) or ServedStore.holds_any(run_dir.corpus),
     )
     if record.is_done():
         return Report(
@@ -79,18 +88,61 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
             skipped=True,
             numbers=record.report,
             lines=("regenerate: already done with this recipe, and verified; nothing to do.",),
+            undone=tuple(record.report.get("undone", ())),
         )
     adopt_recipe(recipe, run_dir)
     record.begin()
-    with AnswerStore(run_dir.corpus, record.fingerprint) as store:
-        groups = plan_groups(run_dir.prepared, recipe.regenerate.group_size)
-        progress = _generate(job, groups, store, events)
-        tally = _assemble(recipe, renderer, store.answered(run_dir.prepared, groups), run_dir)
-        numbers = {**tally.numbers(), **progress.numbers()}
+    with ExitStack() as stack:
+        if recipe.regenerate.servers:
+            answered, told = _ask(recipe, job, spec, renderer, record, run_dir, events, stack)
+        else:
+            store = stack.enter_context(AnswerStore(run_dir.corpus, record.fingerprint))
+            groups = plan_groups(run_dir.prepared, recipe.regenerate.group_size)
+            told = _generate(job, groups, store, events)
+            answered = store.answered(run_dir.prepared, groups)
+        tally = _assemble(recipe, renderer, answered, run_dir)
+        undone = _undone(tally, run_dir)
+        numbers = {**tally.numbers(), **told.numbers(), **({"undone": undone} if undone else {})}
         record.finish([run_dir.regenerated, quarantine_path(run_dir)], numbers)
-        counts = replace(progress.counts(), quarantined=dict(tally.reasons))
+        counts = replace(told.counts(), quarantined=dict(tally.reasons))
         events.emit("finished", counts, report=numbers)
-    return Report(stage="regenerate", numbers=numbers, lines=(*tally.lines(), *progress.lines()))
+    lines = (*tally.lines(), *told.lines())
+    return Report(stage="regenerate", numbers=numbers, lines=lines, undone=tuple(undone))
+
+
+def _ask(
+    recipe: Recipe,
+    job: "_Job",
+    spec: TargetSpec,
+    renderer: Renderer,
+    record: StageRecord,
+    run_dir: RunDir,
+    events: EventWriter,
+    stack: ExitStack,
+) -> tuple[Iterator[tuple[Sample, Answer | Refused | None]], Told]:
+    """Have servers answer; what they said, in the order of the corpus."""
+    prompts = sum(sample.split is not Split.HELDOUT for sample in read_samples(run_dir.prepared))
+    progress = Progress(prompts=prompts, redone={})
+    found = partial(count, progress, is_reused=True)
+    store = stack.enter_context(ServedStore(run_dir.corpus, record.fingerprint, found))
+    reader = Reader(renderer, job.ends, spec.vocab_size, recipe.regenerate.api == "chat")
+    told = ask_servers(
+        recipe, run_dir.prepared, reader, store, progress, events, max_length=job.max_length
+    )
+    return store.answered(run_dir.prepared), told
+
+
+def _undone(tally: AnswerTally, run_dir: RunDir) -> list[str]:
+    failed = tally.reasons[FAILED]
+    if not failed:
+        return []
+    record = run_dir.corpus / "regenerate.stage.json"
+    sentence = (
+        f"{counted(failed, 'prompt')} over which the servers failed each time: listed in "
+        f"{quarantine_path(run_dir)} as {FAILED}. To have them asked again, remove {record} and "
+        "run regenerate again: the other answers are kept."
+    )
+    return [sentence]
 
 
 def quarantine_path(run_dir: RunDir) -> Path:
@@ -118,8 +170,8 @@ def _fields(recipe: Recipe, job: _Job, spec: TargetSpec) -> Fields:
             "format": FORMAT_VERSION,
             "prepared": digest_file(job.prepared),
             "target": spec.identity,
-            "target.dtype": recipe.target.dtype,
-            "regenerate": recipe.regenerate,
+            **({} if recipe.regenerate.servers else {"target.dtype": recipe.target.dtype}),
+            **answering_fields(recipe.regenerate),
             "corpus": {
                 "max_length": recipe.corpus.max_length,
                 "min_loss_tokens": recipe.corpus.min_loss_tokens,
@@ -177,7 +229,7 @@ def _answerer(job: _Job) -> Callable[[Group], list[Answer]]:
 
     def answer(group: Group) -> list[Answer]:
         prompts = read_prompts(job.prepared, group)
-        rooms = [_room(prompt, job.max_length) for prompt in prompts]
+        rooms = [answer_room(prompt, job.max_length) for prompt in prompts]
         generations = generate(
             model,
             [prompt.input_ids for prompt in prompts],
@@ -200,25 +252,10 @@ def _answerer(job: _Job) -> Callable[[Group], list[Answer]]:
     return answer
 
 
-def _room(prompt: Sample, max_length: int) -> int:
-    if prompt.loss_spans:
-        raise DataError(
-            f"sample {prompt.sample_id} has an answer already: the corpus was prepared with "
-            "regenerate.enabled off. Run prepare again with this recipe."
-        )
-    room = max_length - len(prompt.input_ids)
-    if room < 1:
-        raise DataError(
-            f"sample {prompt.sample_id}: its prompt of {len(prompt.input_ids)} tokens leaves no "
-            f"room for an answer; the target reads {max_length}. Set corpus.max_length to that."
-        )
-    return room
-
-
 def _assemble(
     recipe: Recipe,
     renderer: Renderer,
-    answered: Iterator[tuple[Sample, Answer | None]],
+    answered: Iterator[tuple[Sample, Answer | Refused | None]],
     run_dir: RunDir,
 ) -> AnswerTally:
     """Write corpus and quarantine; the quarantine stands even where no sample is left."""
@@ -233,6 +270,10 @@ def _assemble(
                     if answer is None:
                         tally.heldout += 1
                         REAL_FS.write(corpus, encode_sample(prompt))
+                        continue
+                    if isinstance(answer, Refused):
+                        tally.refuse(answer.reason)
+                        REAL_FS.write(rejected, _refused(prompt, answer, renderer))
                         continue
                     reason = tally.judge(answer, recipe.corpus, recipe.regenerate)
                     sample = answer_sample(
@@ -265,5 +306,20 @@ def _quarantined(sample: Sample, answer: Answer, reason: str) -> bytes:
         "finish": answer.finish,
         "answer": sample.messages[-1]["content"],
         "answer_ids": answer.ids,
+    }
+    return msgspec.json.encode(record) + b"\n"
+
+
+def _refused(prompt: Sample, refused: Refused, renderer: Renderer) -> bytes:
+    record = {
+        "prompt_id": prompt.prompt_id,
+        "sample_id": prompt.sample_id,
+        "source": prompt.source,
+        "split": prompt.split,
+        "reason": refused.reason,
+        "detail": refused.detail,
+        "finish": refused.finish,
+        "answer": renderer.tokenizer.decode(refused.ids, skip_special_tokens=True),
+        "answer_ids": refused.ids,
     }
     return msgspec.json.encode(record) + b"\n"

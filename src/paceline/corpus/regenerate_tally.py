@@ -55,6 +55,10 @@ class AnswerTally:
             self.reasons[reason] += 1
         return reason
 
+    def refuse(self, reason: str) -> None:
+        """Count a prompt that has no answer to judge."""
+        self.reasons[reason] += 1
+
     def accept(self, sample: Sample) -> None:
         """Count a sample of the new corpus."""
         self.answers[sample.split] += 1
@@ -122,6 +126,7 @@ class Progress:
         """How answers ended, those of earlier runs too."""
         self._prompts = prompts
         self._redone = redone
+        self._refused: Counter[str] = Counter()
         self._reused = 0
         self._reused_tokens = 0
         self._answered = 0
@@ -143,6 +148,19 @@ class Progress:
         self._tokens += sum(len(answer.ids) for answer in answers)
         self._seconds = time.monotonic() - self._start
 
+    def refuse(self, reason: str, *, is_reused: bool = False) -> None:
+        """Count a prompt that is done without an answer."""
+        self._refused[reason] += 1
+        if is_reused:
+            self._reused += 1
+        else:
+            self._answered += 1
+
+    @property
+    def done(self) -> int:
+        """Prompts dealt with, by earlier runs too."""
+        return self._reused + self._answered
+
     @property
     def _rate(self) -> float:
         return self._tokens / self._seconds if self._seconds else 0.0
@@ -152,15 +170,16 @@ class Progress:
         """Seconds, from the tokens that an answer has had so far."""
         if not self._tokens:
             return None
-        left = self._prompts - self._reused - self._answered
+        left = self._prompts - self.done
         return left * (self._tokens / self._answered) / self._rate
 
     def counts(self) -> Counts:
-        """For events; answers are judged, and quarantined, when all of them are there."""
+        """For events; answers are judged when all are there, refusals counted as they come."""
         return Counts(
             unit="prompts",
             total=self._prompts,
-            done=self._reused + self._answered,
+            done=self.done,
+            quarantined=dict(self._refused),
             skipped=self._reused,
             redone=self._redone,
             redone_unit="groups",
@@ -176,7 +195,7 @@ class Progress:
             self._logged = now
             _log.info(
                 "%d of %d prompts answered, %d tokens, %.0f tokens/s, %.0f s left",
-                self._reused + self._answered,
+                self.done,
                 self._prompts,
                 self._tokens,
                 self._rate,

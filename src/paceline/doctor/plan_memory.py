@@ -83,7 +83,8 @@ def memory(
     run writes to such a file system. What the page cache holds is not counted: the system takes it
     back.
     """
-    stages = [_regenerate(recipe, sizes)] if recipe.regenerate.enabled else []
+    asked = recipe.regenerate
+    stages = [_regenerate(recipe, sizes)] if asked.enabled and not asked.servers else []
     stages += [
         _extract(recipe, sizes, staging_bytes),
         *_train(recipe, sizes),

@@ -17,6 +17,7 @@
     ├── ChannelClosed             something was put into a channel after its end
     ├── StorageRefused            the file system said no: no room, no permission, a fault
     ├── StoreFailed               an object store said no, or did not answer
+    ├── ServersFailed             none of the servers that run the target answers
     └── IntegrityError            bytes at rest are not what was written
         ├── JournalDamaged        a bad record that is followed by good ones
         └── ShardDamaged          a shard or checkpoint whose checksum does not hold
@@ -126,6 +127,10 @@ class StoreFailed(PacelineError):
 
     def __str__(self) -> str:
         return self.args[0]
+
+
+class ServersFailed(PacelineError):
+    """None of the servers that run the target answers; says what each said last."""
 
 
 class IntegrityError(PacelineError):

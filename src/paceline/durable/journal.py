@@ -6,10 +6,10 @@ format's version), `seq` (0, 1, 2, ...) and the record's own keys.
 
 import io
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import msgspec
 
@@ -29,9 +29,22 @@ class Journal:
     process has the journal open.
     """
 
-    def __init__(self, path: Path, *, fs: FileSystem = REAL_FS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        fs: FileSystem = REAL_FS,
+        on_record: Callable[[dict[str, Any], int], None] | None = None,
+    ) -> None:
+        """`on_record` gets each durable record, found or added, and the byte its line begins at.
+
+        No record is kept in memory then: `records` is empty, and `record_at` reads one again.
+        """
         self.path = path
         self._fs = fs
+        self._on_record = on_record
+        self._records: list[dict[str, Any]] = []
+        self._count = self._size = 0
         fs.make_dirs(path.parent)
         is_new = not path.exists()
         self._file = fs.open_append(path)
@@ -41,18 +54,17 @@ class Journal:
                     f"{path}: another process is writing this journal. Wait for it to end, or "
                     "use a new run directory (`--run DIR`)."
                 )
-            data = path.read_bytes()
-            folded = fold(data, path)
-            if folded.size < len(data):
-                fs.truncate(path, folded.size)
+            with path.open("rb") as lines:
+                for record, size in _walk(lines, path):
+                    self._take(record, size)
+            if self._size < path.stat().st_size:
+                fs.truncate(path, self._size)
             if is_new:
                 fs.sync(self._file)
                 fs.sync_dir(path.parent)
         except BaseException:
             self._file.close()
             raise
-        self._records = list(folded.records)
-        self._size = folded.size
         self._broken = False
 
     @property
@@ -84,13 +96,13 @@ class Journal:
             )
         numbered = [
             {"v": FORMAT_VERSION, "seq": seq, **record}
-            for seq, record in enumerate(records, start=len(self._records))
+            for seq, record in enumerate(records, start=self._count)
         ]
-        lines = b"".join(map(_encode, numbered))
+        lines = list(map(_encode, numbered))
         if not lines:
             return
         try:
-            self._fs.write(self._file, lines)
+            self._fs.write(self._file, b"".join(lines))
             self._fs.sync(self._file)
         except BaseException as error:
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
@@ -100,8 +112,16 @@ class Journal:
             self._fs.truncate(self.path, self._size)
             self._broken = False
             raise
-        self._size += len(lines)
-        self._records.extend(numbered)
+        for record, line in zip(numbered, lines, strict=True):
+            self._take(record, len(line))
+
+    def _take(self, record: dict[str, Any], size: int) -> None:
+        if self._on_record is None:
+            self._records.append(record)
+        else:
+            self._on_record(record, self._size)
+        self._count += 1
+        self._size += size
 
     def close(self) -> None:
         """Let another process have the journal."""
@@ -130,10 +150,21 @@ def fold(data: bytes, path: Path) -> Folded:
     of good records has a gap (a line was lost, or two processes wrote). Raises IntegrityError
     for a record of another format version.
     """
-    records: list[dict[str, Any]] = []
-    size = 0
+    found = list(_walk(io.BytesIO(data), path))
+    return Folded(tuple(record for record, _ in found), sum(size for _, size in found))
+
+
+def record_at(file: BinaryIO, offset: int) -> dict[str, Any] | None:
+    """The record whose line begins there; None where the line is not as it was written."""
+    file.seek(offset)
+    return _decode(file.readline())
+
+
+def _walk(lines: BinaryIO, path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """The good records from the beginning, with the sizes of their lines. Raises as `fold`."""
+    count = 0
     first_bad: int | None = None
-    for number, line in enumerate(io.BytesIO(data), start=1):
+    for number, line in enumerate(lines, start=1):
         record = _decode(line)
         if record is None:
             first_bad = first_bad or number
@@ -145,11 +176,10 @@ def fold(data: bytes, path: Path) -> Folded:
                 f"{path}, line {number}: format version {record.get('v')!r}, this Paceline reads "
                 f"{FORMAT_VERSION}. Use the version that wrote it, or a new run directory."
             )
-        if record.get("seq") != len(records):
-            raise _damaged(path, number, f"has number {record.get('seq')}, not {len(records)}")
-        records.append(record)
-        size += len(line)
-    return Folded(tuple(records), size)
+        if record.get("seq") != count:
+            raise _damaged(path, number, f"has number {record.get('seq')}, not {count}")
+        count += 1
+        yield record, len(line)
 
 
 def salvage(data: bytes) -> tuple[dict[str, Any], ...]:

@@ -18,6 +18,7 @@ from paceline.recipe.fingerprint import flatten
 from paceline.recipe.objective_inputs import objective_notes, objective_problems
 from paceline.recipe.online import online_notes, online_problems
 from paceline.recipe.schema import Recipe, TrainRecipe
+from paceline.recipe.served_inputs import served_problems
 from paceline.recipe.tracker_inputs import secret_problems, tracker_problems
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -44,6 +45,7 @@ def check_recipe(recipe: Recipe) -> None:
             *extract_problems(recipe),
             *objective_problems(recipe),
             *online_problems(recipe),
+            *served_problems(recipe.regenerate),
             *tracker_problems(recipe.train),
             *secret_problems(recipe),
         ]

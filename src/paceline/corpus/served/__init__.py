@@ -1,0 +1,1 @@
+"""Regeneration through servers: what they are asked, what is kept of it, and where."""
