@@ -29,7 +29,7 @@ from aiohttp import web
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import paceline
-from paceline.corpus.template import load_tokenizer, render_prompt
+from paceline.corpus.template import encode, load_tokenizer, render_text
 from paceline.decode.generate import generate
 from paceline.recipe.schema import TargetRecipe
 from paceline.target.load import load_target
@@ -211,12 +211,14 @@ class _Server:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
-        prompt = render_prompt(
+        text = render_text(
             self._tokenizer,
             asked["messages"],
             asked.get("tools"),
             asked.get("chat_template_kwargs", {}),
+            generation_prompt=True,
         )
+        prompt = encode(self._tokenizer, text)
         number = int(asked["messages"][0]["content"].split()[0])
         return await self._answer(request, asked, number, prompt)
 
