@@ -81,6 +81,8 @@ def test_every_prompt_is_answered_in_order_and_heldout_passes_through(run_dir, t
     answers = [s.num_loss_tokens for s in got] + [len(r["answer_ids"]) for r in left_out.values()]
     assert numbers["tokens"] == numbers["generated_tokens"] == sum(answers)
     assert any("26 prompts" in line for line in report.lines)
+    trained = [s for s in got if s.split is Split.TRAIN]
+    assert numbers["vocabulary"]["tokens"] == sum(s.num_loss_tokens for s in trained)
 
 
 def test_answers_do_not_depend_on_groups_or_workers(tmp_path, target):

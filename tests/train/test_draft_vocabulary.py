@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from paceline.drafter.checkpoint import load_drafter
+from paceline.drafter.vocabulary import choose_vocabulary, coverage
 from paceline.durable.errors import DataError, RecipeChanged, RecipeError
 from paceline.features.reader import FeatureReader
 from paceline.train import stage, vocabulary
 from paceline.train.checkpoint import read_state
 from paceline.train.evaluate import depths_at_anchors, simulated_tau
+from paceline.train.vocabulary import VocabularyReport
 from paceline.types.sample import Split, read_samples
 from tiny_models import IM_END
 from training_runs import assert_same_end, events, newest, stop_after
@@ -92,6 +94,21 @@ def test_tokens_never_seen_are_warned_of_before_the_first_step(reduced_run, capl
     messages = [r.getMessage() for r in caplog.records]
     said = next(i for i, m in enumerate(messages) if m.startswith(f"{unseen} ids never seen"))
     assert not [m for m in messages[:said] if m.startswith("step")]
+
+
+def test_t_26_three_ids_that_no_text_has_are_warned_of():
+    counts = torch.zeros(16, dtype=torch.int64)
+    for token, times in {0: 10, 5: 7, 9: 7, 12: 1, 15: 3}.items():
+        counts[token] = times
+    vocabulary = choose_vocabulary(counts, 8, tokenizer_size=16, always=[])
+    assert vocabulary.ids.tolist() == [0, 1, 2, 3, 5, 9, 12, 15]
+    report = VocabularyReport(
+        size=8, of=16, train=coverage(vocabulary, counts),
+        validation=coverage(vocabulary, counts), text=None,
+        never_seen=int((counts[vocabulary.ids] == 0).sum()),
+    )  # fmt: skip
+    [warning] = report.warnings()
+    assert warning.startswith("3 ids never seen are in the draft vocabulary.")
 
 
 def test_rows_outside_are_counted_in_each_step(reduced_run):

@@ -1,6 +1,6 @@
 """How many different tokens the answers need: what a reduced draft vocabulary would cover."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,10 @@ class TokenCoverage:
         self._counts = np.zeros(0, dtype=np.int64)
         self._waiting: list[bytes] = []
         self._size = 0
+
+    def add_ids(self, ids: Sequence[int]) -> None:
+        """Count ids."""
+        self.add(np.asarray(ids, dtype=np.uint32).tobytes())
 
     def add(self, ids: bytes) -> None:
         """Count ids, four bytes each in the machine's order."""

@@ -284,7 +284,7 @@ def _assemble(
                         identity=renderer.identity,
                     )
                     if reason is None:
-                        tally.accept(sample)
+                        tally.accept(sample, answer.ids)
                         REAL_FS.write(corpus, encode_sample(sample))
                     else:
                         REAL_FS.write(rejected, _quarantined(sample, answer, reason))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.corpus.coverage import TokenCoverage
 from paceline.corpus.groups import Answer
 from paceline.corpus.loops import is_loop
 from paceline.durable.errors import DataError, IntegrityError
@@ -36,6 +37,8 @@ class AnswerTally:
     """Generated, in all answers."""
     loss_tokens: int = 0
     """In accepted ones."""
+    coverage: TokenCoverage = field(default_factory=TokenCoverage)
+    """Of the answers that are trained on."""
 
     def judge(self, answer: Answer, corpus: CorpusRecipe, recipe: RegenerateRecipe) -> str | None:
         """Count an answer; the reason to leave it out, or None."""
@@ -59,8 +62,10 @@ class AnswerTally:
         """Count a prompt that has no answer to judge."""
         self.reasons[reason] += 1
 
-    def accept(self, sample: Sample) -> None:
-        """Count a sample of the new corpus."""
+    def accept(self, sample: Sample, ids: Sequence[int]) -> None:
+        """Count a sample of the new corpus, and the ids of its answer."""
+        if sample.split is Split.TRAIN:
+            self.coverage.add_ids(ids)
         self.answers[sample.split] += 1
         self.loss_tokens += sample.num_loss_tokens
 
@@ -95,6 +100,7 @@ class AnswerTally:
             "loops": self.loops,
             "tokens": self.tokens,
             "loss_tokens": self.loss_tokens,
+            "vocabulary": self.coverage.numbers(),
         }
 
     def lines(self) -> Iterator[str]:
@@ -110,6 +116,7 @@ class AnswerTally:
             f"{self.loops} were loops"
         )
         yield f"{self.tokens} tokens generated, {self.loss_tokens} of them to train on"
+        yield from self.coverage.lines()
         if self.finish["length"] > self.finish["stop"]:
             yield (
                 "warning: most answers were cut; raise regenerate.max_new_tokens, or look for an "
