@@ -85,7 +85,7 @@ def run(args: Args) -> int:
     if args.out.exists() and not args.force:
         raise UserError(f"{args.out} exists. Choose another name with --out, or give --force.")
     # Paths first: what follows opens them.
-    sources = _sources(data, heldout)
+    sources = sources_of(tuple(map(str, data)), tuple(map(str, heldout)))
     bare = Recipe(target=TargetRecipe(path=str(args.target)), corpus=CorpusRecipe(sources=sources))
     check_paths(resolve_paths(bare))
     for source in sources:
@@ -117,7 +117,7 @@ def suggest(folder: ModelFolder, sources: tuple[SourceRecipe, ...], *, has_cuda:
     folder.weights()
     layers = folder.get("num_hidden_layers")
     hidden = folder.get("hidden_size")
-    max_length = min(folder.get("max_position_embeddings"), 4096)
+    max_length = _longest_sample(folder)
     block = min(8 if hidden < 1024 else 10 if hidden < 2048 else 16, max_length)
     device = "cuda:0" if has_cuda else "cpu"
     cores = len(os.sched_getaffinity(0))
@@ -151,7 +151,18 @@ def _num_taps(layers: int) -> int:
     return 1
 
 
-def _sources(data: tuple[str, ...], heldout: tuple[str, ...]) -> tuple[SourceRecipe, ...]:
+def longest_sample(target: Path) -> int:
+    """A `corpus.max_length` that suits a target; the built-in one for a tokenizer alone."""
+    if not (target / "config.json").is_file():
+        return CorpusRecipe().max_length
+    return _longest_sample(ModelFolder(target))
+
+
+def _longest_sample(folder: ModelFolder) -> int:
+    return min(folder.get("max_position_embeddings"), 4096)
+
+
+def sources_of(data: tuple[str, ...], heldout: tuple[str, ...]) -> tuple[SourceRecipe, ...]:
     """One source per file; files that share a stem are told apart by their folder and number."""
     sources: list[SourceRecipe] = []
     taken: set[str] = set()

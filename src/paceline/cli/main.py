@@ -18,6 +18,7 @@ from paceline.masking import masked_text
 
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("init", "write a commented recipe for a target and data"),
+    ("lint", "what `prepare` would make of data: masks, faults, lengths, before anything is run"),
     ("doctor", "what will go wrong, found before anything is loaded"),
     ("plan", "bytes, time, room and memory of a run, before anything is loaded"),
     ("run", "all stages in order: prepare, regenerate, extract, train, score"),

@@ -1,5 +1,6 @@
 """A look at one sample's mask: what is trained is green, what is only read is dim."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -20,15 +21,30 @@ def preview(sample: Sample, tokenizer: "PreTrainedTokenizerBase") -> Text:
     mask that is off by one line feed looks like a right one.
     """
     text = Text()
-    position = 0
-    for start, end in [*sample.loss_spans, (len(sample.input_ids),) * 2]:
-        text.append(_decode(sample.input_ids[position:start], tokenizer), CONTEXT)
-        text.append(_decode(sample.input_ids[start:end], tokenizer).replace("\n", "↵\n"), TRAINED)
-        position = end
+    for ids, is_trained in segments(sample):
+        shown = decoded(ids, tokenizer)
+        if is_trained:
+            text.append(shown.replace("\n", "↵\n"), TRAINED)
+        else:
+            text.append(shown, CONTEXT)
     return text
 
 
-def _decode(ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> str:
+def segments(sample: Sample) -> Iterator[tuple[list[int], bool]]:
+    """The ids of a sample in order, in runs that are trained on and runs that are not."""
+    position = 0
+    for start, end in [*sample.loss_spans, (len(sample.input_ids),) * 2]:
+        for part, is_trained in (
+            (sample.input_ids[position:start], False),
+            (sample.input_ids[start:end], True),
+        ):
+            if part:
+                yield part, is_trained
+        position = end
+
+
+def decoded(ids: list[int], tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Their text, special tokens spelled out."""
     if not ids:
         return ""
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -9,7 +9,12 @@ from paceline.corpus.intake import Intake
 from paceline.corpus.mask import Renderer, renderer_of
 from paceline.corpus.overlap import GRAM
 from paceline.corpus.tally import Tally
-from paceline.corpus.template import check_template_args, template_digest, tokenizer_digest
+from paceline.corpus.template import (
+    check_template_args,
+    template_digest,
+    tokenizer_digest,
+    writes_date,
+)
 from paceline.durable.errors import DataError
 from paceline.recipe.corpus_inputs import later_settings
 from paceline.recipe.data_files import data_files
@@ -164,12 +169,10 @@ def _warnings(recipe: Recipe, renderer: Renderer, tally: Tally) -> Iterator[str]
             yield f"warning: nothing of {source.name} was accepted"
     if recipe.corpus.validation_fraction > 0 and not tally.samples[Split.VALIDATION]:
         yield "warning: no prompt fell into the validation split"
-    template = str(renderer.tokenizer.chat_template)
-    if "strftime_now" in template:
-        if "date_string" not in template:
-            yield "warning: the chat template may write today's date, so prompts depend on the day"
-        elif "date_string" not in recipe.corpus.template_args:
-            yield (
-                "warning: the chat template may write today's date, so prompts depend on the day; "
-                "corpus.template_args.date_string fixes it"
-            )
+    dated = writes_date(renderer.tokenizer, recipe.corpus.template_args)
+    if dated:
+        mended = "; corpus.template_args.date_string fixes it" if dated == "unless_given" else ""
+        yield (
+            "warning: the chat template may write today's date, so prompts depend on the day"
+            f"{mended}"
+        )

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jinja2
 import msgspec
@@ -211,6 +211,21 @@ def render_text(
 def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     """Token ids of rendered text; the template has put every special token there already."""
     return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
+def writes_date(
+    tokenizer: "PreTrainedTokenizerBase", template_args: dict[str, Any]
+) -> Literal["", "yes", "unless_given"]:
+    """Whether the template may write today's date, so that prompts depend on the day.
+
+    `unless_given`: `corpus.template_args.date_string` would fix it, and is not set.
+    """
+    template = str(tokenizer.chat_template)
+    if "strftime_now" not in template:
+        return ""
+    if "date_string" not in template:
+        return "yes"
+    return "" if "date_string" in template_args else "unless_given"
 
 
 def template_digest(tokenizer: "PreTrainedTokenizerBase") -> str:

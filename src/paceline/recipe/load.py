@@ -34,9 +34,14 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     recipe, problems = convert_recipe(document.value)
     if recipe is None:
         raise RecipeError(_report(str(path), problems, document.lines))
+    return resolve_paths(with_overrides(recipe, overrides))
+
+
+def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe with `a.b=c` overrides applied in order. Raises RecipeError as `load_recipe`."""
     for override in overrides:
         recipe = _override(recipe, override)
-    return resolve_paths(recipe)
+    return recipe
 
 
 def resolve_paths(recipe: Recipe) -> Recipe:
