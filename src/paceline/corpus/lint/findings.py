@@ -257,8 +257,7 @@ def _evaluation(result: Lint) -> Iterator[Finding]:
 _POLICIES = {
     "consecutive_roles_keep": (
         "have two turns of one role in a row, and are kept so",
-        "Have them joined (corpus.consecutive_roles=merge) or left out (exclude), if the server "
-        "never sees such prompts.",
+        "Have them joined (corpus.consecutive_roles=merge), or left out (exclude).",
     ),
     "consecutive_roles_merge": (
         "have two turns of one role in a row, which are joined",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.corpus.coverage import TokenCoverage
-from paceline.corpus.formats import check_source
 from paceline.corpus.intake import Intake
 from paceline.corpus.lint.gallery import Gallery
 from paceline.corpus.lint.languages import Languages
@@ -20,6 +19,7 @@ from paceline.corpus.overlap import OverlapCount
 from paceline.corpus.preview import decoded
 from paceline.corpus.tally import Tally
 from paceline.corpus.template import check_template_args
+from paceline.recipe.data_files import data_files
 from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import name_of
 from paceline.types import Split
@@ -74,7 +74,7 @@ def lint(recipe: Recipe) -> Lint:
     read, a target without tokenizer or template, and template arguments that are not the user's.
     """
     for source in recipe.corpus.sources:
-        check_source(Path(source.path))
+        data_files(source.path)
     check_template_args(recipe.corpus.template_args)
     renderer = renderer_of(recipe)
     with tempfile.TemporaryDirectory(prefix="paceline-lint-") as folder:

@@ -95,7 +95,7 @@ def _ends(result: Lint) -> Iterator[Finding]:
         yield Finding(
             "serious",
             "No answer ends with an end token",
-            f"None of {counted(whole, 'answer')} that is there to its end is followed by {ends}, so "
+            f"None of {counted(whole, 'answer')} that is there to its end is followed by {ends}: "
             "the drafter would never learn where answers end.",
             "Look at the chat template: it has to close assistant turns with the token that the "
             "engine stops at. In rows of tokens, the mask has to reach over it.",

@@ -107,6 +107,15 @@ _WORDS = {
         "give the template that the target is served with (corpus.template_file).",
     ),
     "token_id_out_of_range": Words("Token ids that this target does not have.", _TOKENS),
+    "tool_calls_not_rendered": Words(
+        "A turn calls a tool, and the chat template leaves the call out.",
+        "Give the template that the target is served with (corpus.template_file), or leave these "
+        "rows out.",
+    ),
+    "torn_file": Words(
+        "The file ends in the middle of a row, or its packing is damaged: all behind is lost.",
+        "Fetch the file again.",
+    ),
     "too_deeply_nested": Words("Tools or arguments inside one another, too deep.", _CALLS),
     "too_few_loss_tokens": Words(
         "Next to nothing is marked to be trained on: an empty answer, or a mask that is all zeros.",
