@@ -28,8 +28,8 @@ TEXT = DOCUMENT.read_text()
 
 HEADINGS = (
     "Before a run", "Data", "Plan", "While it runs", "After a boot", "Exit codes",
-    "Memory of a training", "Places", "Servers", "Several machines", "Object stores", "Online training", "Trackers",
-    "Recovery", "House-keeping", "Torture",
+    "Memory of a training", "Places", "Servers", "Several machines", "Object stores",
+    "Online training", "Trackers", "Recovery", "House-keeping", "Torture",
 )  # fmt: skip
 
 
