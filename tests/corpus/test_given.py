@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures_chatml import byte_chatml
+from paceline.corpus.answer import answer_sample
 from paceline.corpus.mask import Renderer
 from paceline.corpus.rows import Accepted, Rejected, RowPreparer
 from paceline.recipe.schema import CorpusRecipe
@@ -84,6 +85,19 @@ def test_the_prompt_of_tokens_is_what_stands_before_the_last_answer():
     assert sample(row, heldout=True).input_ids == asked.input_ids
     every = {"input_ids": [1, 2], "loss_mask": [1, 1]}
     assert reason(every, regenerate=True) == "no_user_turn"
+
+
+def test_the_same_answer_to_other_tokens_is_another_sample():
+    rows = [{"input_ids": [7, i, 9], "loss_mask": [0, 0, 1]} for i in (1, 2)]
+    asked = [sample(row, regenerate=True) for row in rows]
+    ids = TOKENIZER.encode("ok")
+    answered = [
+        answer_sample(one, ids, "length", TOKENIZER, identity=RENDERER.identity) for one in asked
+    ]
+    assert answered[0].sample_id != answered[1].sample_id
+    assert answered[0].prompt_id != answered[1].prompt_id
+    assert answered[0].messages == answered[1].messages
+    assert answered[0].input_ids == [7, 1, *ids]
 
 
 def test_text_is_trained_on_whole_or_is_a_prompt():

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.corpus.ids import sample_id
+from paceline.corpus.ids import given_sample_id, sample_id
 from paceline.durable.errors import DataError
 from paceline.types import Sample
 
@@ -38,8 +38,12 @@ def answer_sample(
         list(answer_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
     messages = [*prompt.messages, {"role": "assistant", "content": str(text)}]
+    name = sample_id(messages, prompt.tools, identity)
+    if not prompt.messages:
+        # A prompt that came as tokens is told from another by them alone.
+        name = given_sample_id(["tokens", prompt.input_ids, list(answer_ids)], identity)
     return Sample(
-        sample_id=sample_id(messages, prompt.tools, identity),
+        sample_id=name,
         prompt_id=prompt.prompt_id,
         source=prompt.source,
         split=prompt.split,

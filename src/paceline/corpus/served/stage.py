@@ -20,7 +20,7 @@ from paceline.corpus.groups import Line, located, read_prompt
 from paceline.corpus.regenerate_tally import Progress
 from paceline.corpus.served.reading import Reader
 from paceline.corpus.served.store import FAILED, Kept, Refused, ServedStore
-from paceline.durable.errors import RecipeChanged
+from paceline.durable.errors import DataError, RecipeChanged
 from paceline.flow.signals import signals_noted
 from paceline.recipe.schema import Recipe
 from paceline.target.served.client import Client, Question
@@ -151,6 +151,11 @@ def question_of(recipe: Recipe, prompt: Sample, limit: int) -> Question:
         fields["tools"] = prompt.tools
     if recipe.corpus.template_args:
         fields["chat_template_kwargs"] = recipe.corpus.template_args
+    if not prompt.messages:
+        raise DataError(
+            f"sample {prompt.sample_id} of {prompt.source} came as tokens, and has no turns for a "
+            "chat server. Set regenerate.api to completions."
+        )
     messages = [_message(message) for message in prompt.messages]
     return Question(prompt.prompt_id, "/chat/completions", {"messages": messages, **fields})
 
