@@ -47,6 +47,17 @@ def flags(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 FROZEN = {
     "init": ["--data", "--force", "--heldout", "--help", "--out", "--target", "-h"],
+    "lint": [
+        "--heldout",
+        "--help",
+        "--limit",
+        "--out",
+        "--prompts",
+        "--recipe",
+        "--set",
+        "--target",
+        "-h",
+    ],
     "doctor": ["--help", "--json", "--run", "--set", "--strict", "-h"],
     "plan": [
         "--drafter-tokens-per-s",

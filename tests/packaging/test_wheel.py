@@ -99,6 +99,9 @@ def test_wheel_holds_the_package_its_licence_and_nothing_else(wheel):
         names = archive.namelist()
     sources = {p.relative_to(ROOT / "src").as_posix() for p in ROOT.glob("src/**/*.py")}
     assert sources <= set(names)
+    pages = {p.relative_to(ROOT / "src").as_posix() for p in ROOT.glob("src/**/templates/*.*")}
+    assert any("corpus/lint" in page for page in pages)
+    assert pages <= set(names)
     assert "paceline/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"paceline"}

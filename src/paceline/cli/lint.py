@@ -92,17 +92,26 @@ def run(args: Args) -> int:
     from paceline.corpus.lint.text import sections
     from paceline.corpus.lint.write import require_place, write_page
 
-    with settings_named([Setting("--out FILE", args.out)]):
+    places = [Setting("--out FILE", args.out)]
+    places += [Setting("DATA", Path(s.path), is_written=False) for s in recipe.corpus.sources]
+    with settings_named(places):
         require_place(args.out)
-        result = lint(recipe)
+        result = lint(recipe, may_be_prompts=_may_be_prompts(args))
         found = findings(result)
-        for title, lines in sections(result, found):
-            header(title)
-            for line in lines:
-                say(line)
+        # First, so that a reader of the lines who goes away early (`| head`) has it all the same.
         write_page(args.out, render(result, found))
+    for title, lines in sections(result, found):
+        header(title)
+        for line in lines:
+            say(line)
     say(f"wrote {args.out}")
     return 0 if is_usable(found) else 1
+
+
+def _may_be_prompts(args: Args) -> bool:
+    """Whether nobody has said if the target will answer."""
+    said = any(o.partition("=")[0].strip() == "regenerate.enabled" for o in args.overrides)
+    return args.recipe is None and not said
 
 
 def _recipe(args: Args) -> Recipe:

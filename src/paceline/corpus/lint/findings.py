@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from paceline.corpus.lint.lint import Lint, trained_samples
 from paceline.corpus.lint.mask_findings import mask_findings
 from paceline.corpus.lint.reasons import words_of
-from paceline.corpus.lint.wording import Finding, percent, some
+from paceline.corpus.lint.wording import Finding, are, have, percent, some
 from paceline.corpus.overlap import GRAM
 from paceline.corpus.tally import SourceTally
 from paceline.types import Split
@@ -63,11 +63,12 @@ def _rows(result: Lint) -> Iterator[Finding]:
             "samples",
         )
     if not trained_samples(result):
+        trained = [source for source in tally.sources if source.name not in result.heldout]
         yield Finding(
             "serious",
             "Nothing can be trained on" if tally.read else "The files hold no rows",
-            f"Of {counted(tally.read, 'row')} none can be used. {_why(tally.sources)}",
-            _advice(tally.sources) or "Give other files.",
+            f"Of {counted(tally.read, 'row')} none can be used. {_why(trained)}",
+            _advice(trained) or "Give other files.",
             "left-out",
         )
         return
@@ -99,7 +100,7 @@ def _source(source: SourceTally) -> Iterator[Finding]:
         others = "" if lost else " They were left out on purpose."
         yield Finding(
             "serious" if lost or not rows else "warning",
-            f"Nothing of {source.name} can be used",
+            f"Nothing of {source.name} can be used{_above_all(source)}",
             f"None of {counted(rows, 'row')} was accepted. {_why([source])}{others}",
             _advice([source]) or "Leave the file out, or look into it.",
             "left-out",
@@ -114,6 +115,14 @@ def _source(source: SourceTally) -> Iterator[Finding]:
             _advice([source]),
             "left-out",
         )
+
+
+def _above_all(source: SourceTally) -> str:
+    """The end of a title, where one reason says it all."""
+    counts = _counts([source])
+    if counts and counts[0][0] == "too_few_loss_tokens":
+        return ": its mask is all zeros, or its answers are empty"
+    return ""
 
 
 def _why(sources: list[SourceTally]) -> str:
@@ -145,7 +154,7 @@ def _lengths(result: Lint) -> Iterator[Finding]:
         yield Finding(
             "warning" if many else "note",
             f"{percent(cut, samples)} of the samples are cut at {limit:,} tokens",
-            f"{counted(cut, 'sample')} of {samples:,} are longer than corpus.max_length. What is "
+            f"{cut:,} of {counted(samples, 'sample')}: longer than corpus.max_length. What is "
             "beyond is not trained on, and the end of the answer with it.",
             "Raise corpus.max_length if there is memory for it, or leave long samples out "
             "(corpus.on_length=exclude).",
@@ -191,7 +200,7 @@ def _template(result: Lint) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "Turns hold marks of a chat template",
-            f"{counted(marked, 'sample')} of {some(names)} have marks such as `<|im_start|>`, "
+            f"{have(marked, 'sample')} (of {some(names)}) marks such as `<|im_start|>`, "
             "`[INST]` or `### Response:` inside a turn: they were rendered before, perhaps for "
             "another model, and would be rendered twice.",
             "Give the turns without marks, as `messages`.",
@@ -206,7 +215,7 @@ def _sameness(result: Lint) -> Iterator[Finding]:
         yield Finding(
             "warning" if doubled / rows >= 0.1 else "note",
             f"{percent(doubled, rows)} of the rows are exact duplicates",
-            f"{counted(doubled, 'row')} came before, and are left out.",
+            f"{are(doubled, 'row')} left out, because the same came before.",
             "Nothing; but find out why there are so many, if there are.",
             "same",
         )
@@ -214,7 +223,7 @@ def _sameness(result: Lint) -> Iterator[Finding]:
     if again:
         yield Finding(
             "note",
-            f"{counted(again, 'row')} have a prompt that came before, with another answer",
+            f"{have(again, 'row')} a prompt that came before, with another answer",
             "They are kept.",
             "To keep one answer for each prompt: --set corpus.on_same_prompt=exclude.",
             "same",
@@ -234,7 +243,7 @@ def _evaluation(result: Lint) -> Iterator[Finding]:
     if same:
         yield Finding(
             "warning",
-            f"{counted(same, 'row')} have a prompt that is also an evaluation prompt",
+            f"{have(same, 'row')} a prompt that is also an evaluation prompt",
             "They are left out, so the measurement stays honest; but who made the data has seen "
             "the evaluation.",
             "Find out whether the rest of the data was made from it, too.",
@@ -256,19 +265,19 @@ def _evaluation(result: Lint) -> Iterator[Finding]:
 
 _POLICIES = {
     "consecutive_roles_keep": (
-        "have two turns of one role in a row, and are kept so",
-        "Have them joined (corpus.consecutive_roles=merge), or left out (exclude).",
+        "two turns of one role, one after the other, are kept so",
+        "Nothing, or have them joined (corpus.consecutive_roles=merge) or left out (exclude).",
     ),
     "consecutive_roles_merge": (
-        "have two turns of one role in a row, which are joined",
+        "two turns of one role, one after the other, are joined",
         "Nothing.",
     ),
     "leading_assistant_context_only": (
-        "begin with an assistant turn, which is read but not trained on",
+        "an assistant turn at the beginning is read but not trained on",
         "Nothing, or leave them out (corpus.leading_assistant=drop).",
     ),
     "leading_assistant_keep": (
-        "begin with an assistant turn, which is trained on",
+        "an assistant turn at the beginning is trained on",
         "Leave it at context_only (corpus.leading_assistant), unless the target writes greetings.",
     ),
 }
@@ -278,4 +287,4 @@ def _policies(result: Lint) -> Iterator[Finding]:
     for note, (what, advice) in _POLICIES.items():
         count = result.tally.notes[note]
         if count:
-            yield Finding("note", f"{counted(count, 'row')} {what}", "", advice, "sources")
+            yield Finding("note", f"{counted(count, 'row')}: {what}", "", advice, "sources")

@@ -12,6 +12,8 @@ _OF_EACH_END = 2
 ENDS = ("longest", "shortest", "least trained", "most trained")
 """The ends of the scales."""
 
+_AT_ENDS = _OF_EACH_END * len(ENDS)
+
 MOST = 240
 """Samples in all, however many sources there are."""
 
@@ -46,17 +48,15 @@ class Gallery:
             self._ends["most trained"].add((-share, key), sample)
 
     def chosen(self) -> list[Chosen]:
-        """Those to show, each once: the ends of the scales first, then by source and hash."""
-        found: dict[tuple[str, str], Sample] = {}
+        """Those to show, each once: the ends of the scales last."""
+        usual = [s for kept in (*self._sources.values(), self._any) for s in kept.items()]
+        found = {_key(sample): sample for sample in sorted(usual, key=_key)[: MOST - _AT_ENDS]}
         labels: dict[tuple[str, str], list[str]] = defaultdict(list)
         for name, kept in self._ends.items():
             for sample in kept.items():
                 labels[_key(sample)].append(name)
                 found.setdefault(_key(sample), sample)
-        rest = [s for kept in (*self._sources.values(), self._any) for s in kept.items()]
-        for sample in sorted(rest, key=_key):
-            found.setdefault(_key(sample), sample)
-        return [Chosen(s, tuple(labels[key])) for key, s in list(found.items())[:MOST]]
+        return [Chosen(sample, tuple(labels[key])) for key, sample in found.items()]
 
 
 def _key(sample: Sample) -> tuple[str, str]:

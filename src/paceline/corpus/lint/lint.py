@@ -64,11 +64,11 @@ class Lint:
         return frozenset(name_of(source) for source in sources if source.split == "heldout")
 
 
-def lint(recipe: Recipe) -> Lint:
+def lint(recipe: Recipe, *, may_be_prompts: bool = False) -> Lint:
     """Look at the data of a recipe as `prepare` would see it.
 
-    Rows without answers are no reason to see nothing: where answers are asked for and no row has
-    one, the prompts are looked at, as if `regenerate.enabled` were set.
+    With `may_be_prompts`, where answers are asked for and no row has one, the prompts are looked at
+    as if `regenerate.enabled` were set.
 
     Raises DataError, TargetError and RecipeError as `prepare` does for sources that cannot be
     read, a target without tokenizer or template, and template arguments that are not the user's.
@@ -79,7 +79,7 @@ def lint(recipe: Recipe) -> Lint:
     renderer = renderer_of(recipe)
     with tempfile.TemporaryDirectory(prefix="paceline-lint-") as folder:
         result = _lint(recipe, renderer, Path(folder))
-        if not _has_prompts_alone(result):
+        if not (may_be_prompts and _has_prompts_alone(result)):
             return result
         asked = dataclasses.replace(recipe.regenerate, enabled=True)
         recipe = dataclasses.replace(recipe, regenerate=asked)

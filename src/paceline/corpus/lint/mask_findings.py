@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from paceline.corpus.lint.lint import Lint, trained_samples
 from paceline.corpus.lint.reasons import words_of
-from paceline.corpus.lint.wording import Finding, percent, some
+from paceline.corpus.lint.wording import Finding, are, have, percent, some
 from paceline.watch.words import counted
 
 _LITTLE = 0.1
@@ -52,9 +52,9 @@ def _everything(result: Lint) -> Iterator[Finding]:
         count = sum(texts.values())
         yield Finding(
             "warning",
-            f"{counted(count, 'sample')} are plain text, trained on as a whole",
-            f"Rows of {some(texts)} have `text` and no turns, so nothing tells what the target "
-            "would have written.",
+            f"{are(count, 'sample')} plain text, trained on as a whole",
+            f"Rows of {some(texts)} have `text` and no turns (or tokens with a mask of ones after "
+            "the first), so nothing tells what the target would have written.",
             "Nothing, if the target is used to go on with texts. For chats, give `messages`.",
             "sources",
         )
@@ -95,7 +95,7 @@ def _ends(result: Lint) -> Iterator[Finding]:
         yield Finding(
             "serious",
             "No answer ends with an end token",
-            f"None of {counted(whole, 'answer')} that is there to its end is followed by {ends}: "
+            f"None of {counted(whole, 'answer')} that is there to its end closes with {ends}: "
             "the drafter would never learn where answers end.",
             "Look at the chat template: it has to close assistant turns with the token that the "
             "engine stops at. In rows of tokens, the mask has to reach over it.",
@@ -105,7 +105,7 @@ def _ends(result: Lint) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"{percent(measure.unended, whole)} of the answers do not end with an end token",
-            f"{counted(measure.unended, 'answer')} of {whole:,} stop without {ends}.",
+            f"{measure.unended:,} of {counted(whole, 'answer')} without {ends}.",
             "In rows of tokens, the mask has to reach over the end token; otherwise look at the "
             "chat template.",
             "answers",
@@ -175,7 +175,7 @@ def _answers(result: Lint) -> Iterator[Finding]:
         many = loops / trained_samples(result) >= _SOME
         yield Finding(
             "warning" if many else "note",
-            f"{counted(loops, 'sample')} have an answer that goes round in circles",
+            f"{have(loops, 'sample')} an answer that goes round in circles",
             "The same eight tokens come again and again, as greedy decoding of small models does; "
             "such answers are easy to draft, and teach little.",
             "Leave them out: --set corpus.on_loop=exclude.",

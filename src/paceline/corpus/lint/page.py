@@ -69,6 +69,7 @@ def render(result: Lint, found: list[Finding]) -> bytes:
         "count": lambda value: f"{value:,}",
         "short": number,
         "counted": counted,
+        "quoted": _quoted,
         "json": lambda value: msgspec.json.encode(value).decode(),
     }
     script = _file(environment, "script.js")
@@ -87,6 +88,7 @@ def render(result: Lint, found: list[Finding]) -> bytes:
         shortened=lambda text: shortened(text, _RAW),
         source_tags={name: f"s{number}" for number, name in enumerate(sources)},
         reason_tags={reason.code: f"r{number}" for number, reason in enumerate(result.reasons)},
+        first=next((s for s in result.samples if s.trained or result.prompts_only), None),
         label_tags={label: f"l{number}" for number, label in enumerate(ENDS)},
         limits={name_of(s): s.limit for s in result.recipe.corpus.sources},
         splits=splits(result),
@@ -167,6 +169,12 @@ def _curve(result: Lint) -> list[tuple[float, float, str]]:
         )
         for size, share in points
     ]
+
+
+def _quoted(text: str) -> list[str]:
+    """A sentence in parts: every second one stands between backticks."""
+    parts = text.split("`")
+    return parts if len(parts) % 2 else [text]
 
 
 def _visible(text: str) -> str:

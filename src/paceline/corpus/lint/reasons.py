@@ -101,6 +101,11 @@ _WORDS = {
         "Nothing: it was asked for.",
         "choice",
     ),
+    "template_not_prefix_stable": Words(
+        "The text after a turn has no tokens of its own, so it cannot be said where the answer "
+        "begins or ends.",
+        "Leave the rows out; where it is many, the tokenizer and the template do not fit.",
+    ),
     "template_rejected": Words(
         "The target's chat template refuses these turns; the examples quote its words.",
         "Bring the roles into the order that it wants (corpus.consecutive_roles=merge may do), or "

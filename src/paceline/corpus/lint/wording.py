@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.watch.words import counted
+
 Level = Literal["serious", "warning", "note"]
 
 
@@ -29,6 +31,16 @@ def percent(part: float, whole: float) -> str:
     if value in (0.0, 100.0) or 10 <= value <= 99:
         return f"{value:.0f} %"
     return f"{min(max(value, 0.1), 99.9):.1f} %"
+
+
+def are(count: int, noun: str) -> str:
+    """Such as `1 row is`, `2 rows are`."""
+    return f"{counted(count, noun)} {'is' if count == 1 else 'are'}"
+
+
+def have(count: int, noun: str) -> str:
+    """Such as `1 row has`, `2 rows have`."""
+    return f"{counted(count, noun)} {'has' if count == 1 else 'have'}"
 
 
 def some(names: Iterable[str], most: int = 5) -> str:
