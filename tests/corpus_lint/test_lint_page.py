@@ -14,6 +14,7 @@ from paceline.corpus.lint.lint import lint
 from paceline.corpus.lint.page import MARK, render
 from paceline.corpus.lint.shown import pieces, shortened, shown
 from paceline.recipe.run_dir import RunDir
+from paceline.recipe.schema import SourceRecipe
 from paceline.types import Sample, Split
 from report_pages import Page
 
@@ -202,3 +203,10 @@ def test_half_characters_and_names_with_quotes_do_no_harm(tmp_path):
     path = source(tmp_path, 'a"b<i>', [{"prompt": "x"}, b'{"bad": "\\ud800'])
     path.write_bytes(path.read_bytes() + json.dumps({"messages": turns("u:x|a:yes")}).encode())
     Page(page_of(lint(recipe_of(tmp_path, path))))
+
+
+def test_evaluation_prompts_are_no_samples_of_the_training(tmp_path):
+    held = SourceRecipe(path=str(source(tmp_path, "held", chats(3, 90))), split="heldout")
+    page = Page(page_of(lint(recipe_of(tmp_path, source(tmp_path, "data", chats(4)), held))))
+    assert re.search(r"samples\s*4\s*from 4 rows", page.words)
+    assert re.search(r"rows read\s*7\s*2 sources", page.words)

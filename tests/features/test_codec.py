@@ -21,7 +21,7 @@ from paceline.features.format import write_tensors
 from paceline.features.shard import Shard, write_shard
 from paceline.types import Features, TokenBatch
 
-reuses_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+reuses_folder = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def bits_of(tensor):

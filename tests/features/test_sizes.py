@@ -44,7 +44,9 @@ def test_t_47_a_file_is_as_large_as_estimated(tmp_path, lengths, hidden, last, d
     codec=st.sampled_from(["none", "planes", "int8o"]),
     noise=st.booleans(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
 def test_no_shard_is_larger_than_its_bound(
     tmp_path, lengths, hidden, taps, last, dtype, codec, noise
 ):

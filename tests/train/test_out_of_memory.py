@@ -39,7 +39,7 @@ def test_it_is_told_where_and_how_much_and_the_training_goes_on_bit_for_bit(
             stage.run(recipe, run)
     told = str(full.value)
     assert full.value.exit_code == 1
-    assert re.search(r"\d MB predicted, \d+\.\d+ MB measured at the peak", told)
+    assert re.search(r"\d MB predicted, \d+\.\d+ [MG]B measured at the peak", told)
     assert "Process 4711 has 60.00 GiB memory in use)." in told
     assert advice in told
     (failed,) = events(run, "failed")

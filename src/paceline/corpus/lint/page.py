@@ -3,8 +3,8 @@
 import base64
 import hashlib
 import math
+from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import jinja2
 import msgspec
@@ -17,7 +17,7 @@ from paceline.corpus.lint.lint import Lint, trained_samples
 from paceline.corpus.lint.measure import histogram, mean, percentile
 from paceline.corpus.lint.reasons import words_of
 from paceline.corpus.lint.shown import shortened
-from paceline.corpus.lint.text import SIZES, covered, ranked, splits
+from paceline.corpus.lint.text import SIZES, covered, lengths, ranked, splits
 from paceline.corpus.lint.wording import Finding, percent
 from paceline.corpus.overlap import GRAM
 from paceline.recipe.sources import name_of
@@ -47,7 +47,6 @@ class Bar:
 class Chart:
     """A histogram."""
 
-    name: str
     title: str
     bars: list[Bar]
     last: int
@@ -80,6 +79,7 @@ def render(result: Lint, found: list[Finding]) -> bytes:
         tally=result.tally,
         corpus=result.recipe.corpus,
         samples=trained_samples(result),
+        rows=sum(s.accepted for s in result.tally.sources if s.name not in result.heldout),
         found=found,
         usable=is_usable(found),
         levels=[f.level for f in found],
@@ -92,19 +92,10 @@ def render(result: Lint, found: list[Finding]) -> bytes:
         label_tags={label: f"l{number}" for number, label in enumerate(ENDS)},
         limits={name_of(s): s.limit for s in result.recipe.corpus.sources},
         splits=splits(result),
-        charts=[
-            _chart("samples", "Samples by tokens", measure.lengths),
-            _chart("prompts", "Prompts by tokens", measure.prompts),
-            _chart("answers", "Answers by tokens", measure.answers),
-        ],
+        charts=[_chart(name, counts) for name, counts in lengths(result)],
         lengths=[
-            (name, counts, [percentile(counts, share) for share in (0.5, 0.9, 0.99, 1.0)])
-            for name, counts in (
-                ("samples", measure.lengths),
-                ("prompts", measure.prompts),
-                ("answers", measure.answers),
-            )
-            if counts
+            (f"{name}s", counts, [percentile(counts, share) for share in (0.5, 0.9, 0.99, 1.0)])
+            for name, counts in lengths(result)
         ],
         mean=mean,
         median=lambda counts: percentile(counts, 0.5),
@@ -129,13 +120,12 @@ def render(result: Lint, found: list[Finding]) -> bytes:
     return page.encode("utf-8", errors="replace")
 
 
-def _chart(name: str, title: str, counts: Any) -> Chart:
+def _chart(name: str, counts: Counter[int]) -> Chart:
     bars = histogram(counts)
     most = max((count for *_, count in bars), default=0)
     width = _CHART_WIDTH / max(1, len(bars))
     return Chart(
-        name=name,
-        title=title,
+        title=f"{name.capitalize()}s by tokens",
         bars=[
             Bar(
                 x=round(i * width + 1, 2),

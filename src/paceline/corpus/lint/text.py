@@ -1,6 +1,7 @@
 """What `paceline lint` says on the terminal."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 
 from paceline.corpus.lint.lint import Lint
@@ -75,15 +76,18 @@ def _reasons(result: Lint) -> Iterator[str]:
 
 def _lengths(result: Lint) -> Iterator[list[str]]:
     yield ["tokens", "of", "mean", "50 %", "90 %", "99 %", "longest"]
+    for name, counts in lengths(result):
+        marks = [f"{percentile(counts, share):,}" for share in (0.5, 0.9, 0.99, 1.0)]
+        yield [name, f"{counts.total():,}", f"{mean(counts):,.0f}", *marks]
+
+
+def lengths(result: Lint) -> list[tuple[str, Counter[int]]]:
+    """What has a length, with its counts by tokens; prompts that are whole samples once."""
     measure = result.measure
-    for name, counts in (
-        ("sample", measure.lengths),
-        ("prompt", measure.prompts),
-        ("answer", measure.answers),
-    ):
-        if counts:
-            marks = [f"{percentile(counts, share):,}" for share in (0.5, 0.9, 0.99, 1.0)]
-            yield [name, f"{counts.total():,}", f"{mean(counts):,.0f}", *marks]
+    found = [("sample", measure.lengths)]
+    if not result.prompts_only:
+        found += [("prompt", measure.prompts), ("answer", measure.answers)]
+    return [(name, counts) for name, counts in found if counts]
 
 
 def _languages(result: Lint) -> Iterator[str]:
