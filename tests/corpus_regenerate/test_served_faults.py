@@ -1,6 +1,7 @@
 """What goes wrong with a row, with an endpoint, and with all of them, is told apart."""
 
 import json
+import re
 import threading
 import time
 from dataclasses import replace
@@ -220,7 +221,9 @@ def test_no_server_that_answers_ends_it_and_the_answers_are_kept(prepared, serve
     killer.join()
     said = str(caught.value)
     assert caught.value.exit_code == 1
-    assert f"{server.url}: cannot be reached" in said
+    # What was in flight broke; whether it was asked again in time depends on the machine.
+    last = rf"{re.escape(server.url)}: (cannot be reached|the connection broke)"
+    assert re.search(last, said)
     assert f"{NOWHERE}: cannot be reached" in said
     assert "regenerate.server_wait" in said
     server.start()
