@@ -60,6 +60,7 @@ def make_recipe(target: Path, *, sampled: bool = True, **regenerate) -> Recipe:
         "group_size": 4,
         "temperature": 2.0 if sampled else 0.0,
         "on_loop": "keep",
+        "on_length": "keep",
         **regenerate,
     }
     return Recipe(

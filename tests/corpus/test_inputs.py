@@ -110,6 +110,17 @@ def test_a_folder_gives_the_rows_of_all_its_files_in_the_order_of_their_names(tm
     assert data_name(str(folder)) == "data"
 
 
+@pytest.mark.parametrize("name", ["more.csv", "sub/more.jsonl.bz2", "more.parquet.gz", "x.tar.gz"])
+def test_data_in_a_folder_that_cannot_be_read_are_not_passed_over(tmp_path, name):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.jsonl").write_bytes(as_jsonl(ROWS))
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=rf"{name} in it is of a form that is not read"):
+        data_files(str(tmp_path))
+    (tmp_path / name).unlink()
+    assert data_files(str(tmp_path)) == (tmp_path / "a.jsonl",)
+
+
 def test_a_folder_of_texts_alone_is_read_as_text(tmp_path):
     (tmp_path / "b.txt").write_text("one\n\n  two \r\nthree")
     (tmp_path / "a.md").write_bytes(b"# title\n\xff\n")

@@ -12,6 +12,7 @@ from paceline.corpus.regenerate import quarantine_path, run
 from paceline.corpus.served.stage import question_of, request_seed
 from paceline.durable.errors import Interrupted, JournalDamaged, RecipeChanged
 from paceline.recipe.fingerprint import flatten
+from paceline.recipe.schema import RegenerateRecipe
 from paceline.recipe.served_inputs import answering_fields
 from paceline.recipe.stage import read_record
 from paceline.status import run_status
@@ -149,6 +150,7 @@ def test_t_33_replies_that_ended_by_length_are_counted(prepared, serve, tmp_path
     run_dir = prepared(target=target, count=125)
     report = run(served_recipe(target, server, on_length=policy, max_new_tokens=9), run_dir)
     assert report.numbers["finish"] == {"stop": 65, "length": 35}
+    assert RegenerateRecipe().on_length == "exclude"
     answers = [s for s in read_samples(run_dir.regenerated) if s.split is not Split.HELDOUT]
     cut = [sample for sample in answers if sample.finish == "length"]
     assert len(cut) == (35 if policy == "keep" else 0)

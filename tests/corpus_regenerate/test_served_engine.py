@@ -113,7 +113,7 @@ def recipe_of(**options) -> Recipe:
     return Recipe(
         target=TargetRecipe(path=str(TARGET)),
         corpus=CorpusRecipe(max_length=256),
-        regenerate=RegenerateRecipe(max_new_tokens=40, on_loop="keep", **options),
+        regenerate=RegenerateRecipe(max_new_tokens=40, on_loop="keep", on_length="keep", **options),
     )
 
 
@@ -175,7 +175,9 @@ def test_what_the_engine_refuses_is_quarantined_with_its_words(tmp_path, server)
     recipe = Recipe(
         target=TargetRecipe(path=str(TARGET)),
         corpus=CorpusRecipe(max_length=1024),
-        regenerate=RegenerateRecipe(max_new_tokens=8, servers=(server,), concurrency=1),
+        regenerate=RegenerateRecipe(
+            max_new_tokens=8, on_length="keep", servers=(server,), concurrency=1
+        ),
     )
     report = run(recipe, run_dir)
     assert report.numbers["reasons"] == {"server_rejected": 1}

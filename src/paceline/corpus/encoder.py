@@ -27,6 +27,7 @@ class Encoder:
         self._backend = _backend(tokenizer)
         self.anchors = {} if self._backend is None else _anchors(tokenizer)
         """Text to id of the added tokens that a text can be cut in front of."""
+        self.anchor_ids = frozenset(self.anchors.values())
         texts = sorted(self.anchors, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
 
@@ -93,7 +94,7 @@ class GrowingText:
         anchor = self._encoder.last_anchor(longer, len(self.text))
         if anchor is not None:
             place, token = anchor
-            known = self._encoder.anchors.values()
+            known = self._encoder.anchor_ids
             behind = next((i for i in range(len(new) - 1, -1, -1) if new[i] in known), None)
             if behind is not None and new[behind] == token:
                 self._at, self._index = place, len(self.ids) + behind

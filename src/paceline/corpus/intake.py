@@ -50,7 +50,7 @@ class Intake:
 
     Held-out sources come first, because their prompts are kept out of training; within the two
     groups rows stay in the order of recipe and file. Of equal samples the first is kept. Memory
-    grows by about 200 bytes per sample (its ids), not with the text.
+    grows by 100 to 200 bytes per sample (its ids), not with the text.
     """
 
     def __init__(self, recipe: Recipe, events: EventWriter | None = None) -> None:
@@ -183,7 +183,9 @@ class Intake:
     def _remember(self, row: Ready, source: SourceRecipe) -> None:
         self._seen.update(line.sample_id for line in row.lines)
         prompt = row.lines[-1].prompt_id
-        self._prompts.add(prompt)
+        if not self._recipe.regenerate.enabled:
+            # Without their answers, samples of one prompt are one sample.
+            self._prompts.add(prompt)
         if source.split == "heldout":
             self._heldout_prompts.add(prompt)
             self.overlap.add_heldout(name_of(source), row.grams)

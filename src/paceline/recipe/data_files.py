@@ -1,7 +1,7 @@
 """Which files a data set's path stands for: a file, a folder, or a data set of the hub.
 
 A folder stands for every file of data in it, in the order of their names; one that `datasets` has
-saved, for the files that it lists.
+saved, for the files that it lists. Hidden files, documentation and code in it are passed over.
 """
 
 import hashlib
@@ -22,6 +22,12 @@ TEXT_SUFFIXES = (".txt", ".md")
 PACKED_SUFFIXES = (".gz", ".zst")
 """What files of lines and arrays may be compressed with."""
 _PACKED = (".jsonl", ".ndjson", ".json", ".txt")
+
+_OTHER_DATA = (
+    *PACKED_SUFFIXES, ".csv", ".tsv", ".bz2", ".xz", ".lz4", ".zip", ".7z", ".tar", ".tgz",
+    ".feather", ".orc", ".avro", ".pkl", ".pickle", ".npy", ".npz", ".xlsx",
+)  # fmt: skip
+"""Files of data that cannot be read: passed over, a folder would be less than it looks."""
 
 _ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """What `datasets` writes beside the data, about them."""
@@ -121,6 +127,13 @@ def _of_folder(folder: Path) -> list[tuple[str, Path]]:
     if (folder / "state.json").is_file():
         return list(_saved(folder, folder))
     every = sorted(_below(folder))
+    readable = (*ROW_SUFFIXES, *TEXT_SUFFIXES)
+    for name in every:
+        if name.lower().endswith(_OTHER_DATA) and not _is_data(name, readable):
+            raise DataError(
+                f"{folder}: {name} in it is of a form that is not read. Convert it, move it away, "
+                "or name the files that are meant one by one."
+            )
     for suffixes in (ROW_SUFFIXES, TEXT_SUFFIXES):
         found = [(name, folder / name) for name in every if _is_data(name, suffixes)]
         if found:

@@ -114,7 +114,7 @@ class RegenerateRecipe:
     """Nucleus of the sampling distribution; 1 is all of it."""
     group_size: int = 16
     """Prompts that are answered together; the unit that is committed and redone."""
-    on_length: Literal["keep", "exclude"] = "keep"
+    on_length: Literal["keep", "exclude"] = "exclude"
     """Answers cut at `max_new_tokens`: trained on without an end token, or left out."""
     on_loop: Literal["keep", "exclude"] = "exclude"
     """Answers that repeat an 8-gram `loop_repeats` times: trained on, or left out."""
