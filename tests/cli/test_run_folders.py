@@ -10,7 +10,7 @@ from tiny_models import tiny_model
 RECIPE = """
 target: {path: target}
 corpus: {sources: [{path: rows.jsonl}], max_length: 64, validation_fraction: 0.3}
-regenerate: {max_new_tokens: 4}
+regenerate: {max_new_tokens: 4, on_length: keep}
 """
 
 

@@ -39,7 +39,7 @@ def in_small(name: str, kind: str, root: Path) -> Recipe:
             max_prompt_length=64,
             validation_fraction=0.25,
         ),
-        regenerate=replace(recipe.regenerate, max_new_tokens=40, on_loop="keep"),
+        regenerate=replace(recipe.regenerate, max_new_tokens=40, on_loop="keep", on_length="keep"),
         extract=replace(recipe.extract, num_taps=1, batch_tokens=256),
         train=replace(
             train,

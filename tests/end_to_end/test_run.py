@@ -18,7 +18,7 @@ corpus:
   sources: [{path: train.jsonl}, {path: heldout.jsonl, split: heldout}]
   max_length: 128
   validation_fraction: 0.15
-regenerate: {max_new_tokens: 16, on_loop: keep}
+regenerate: {max_new_tokens: 16, on_loop: keep, on_length: keep}
 extract: {batch_tokens: 512}
 drafter: {layers: 1, block_size: 4}
 train: {epochs: 2, threads: 1, anchors: 8, gamma: 2, batch_samples: 8, evaluations: 2}
