@@ -96,14 +96,6 @@ def _chunks(path: Path) -> Iterator[tuple[bytes, ...]]:
             yield tuple(chunk)
 
 
-def _plain_run(path: Path, workers: int) -> tuple[int, float]:
-    start = time.perf_counter()
-    counts = map_stream(
-        plain, str(TARGET.absolute()), _chunks(path), workers=workers, name=lambda _: "a chunk"
-    )
-    return sum(counts), time.perf_counter() - start
-
-
 @dataclass(frozen=True)
 class _Run:
     """One `prepare` in a process of its own, so that its peak is nobody else's."""
@@ -120,17 +112,24 @@ class _Run:
         return max(self.own, self.largest)
 
 
-def _prepare(data: Path, root: Path, workers: int, *, answers: bool = True) -> _Run:
+def _in_a_process(*order: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, __file__, str(data), str(root), str(workers), str(int(answers))],
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
+        [sys.executable, __file__, *order], stdout=subprocess.PIPE, check=True, text=True
     )
-    return _Run(**json.loads(done.stdout.splitlines()[-1]))
+    numbers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return numbers
 
 
-def _prepare_here(data: str, root: str, workers: str, answers: str) -> None:
+def _prepare(data: Path, root: Path, workers: int, *, answers: bool = True) -> _Run:
+    return _Run(**_in_a_process("prepare", str(data), str(root), str(workers), str(int(answers))))
+
+
+def _plain(data: Path, workers: int) -> tuple[int, float]:
+    numbers = _in_a_process("plain", str(data), str(workers))
+    return numbers["tokens"], numbers["seconds"]
+
+
+def _prepare_here(data: str, root: str, workers: str, answers: str) -> dict[str, float]:
     recipe = Recipe(
         target=TargetRecipe(path=str(TARGET.absolute())),
         corpus=CorpusRecipe(
@@ -146,40 +145,50 @@ def _prepare_here(data: str, root: str, workers: str, answers: str) -> None:
         resource.getrusage(who).ru_maxrss / 1024
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
-    print(json.dumps({"seconds": seconds, "own": own, "largest": largest}))
+    return {"seconds": seconds, "own": own, "largest": largest}
 
 
-def measure(
-    rows: str = "100000", fewer: str = "20000", many: str = "1000000"
-) -> list[dict[str, Any]]:
+def _plain_here(data: str, workers: str) -> dict[str, float]:
+    start = time.perf_counter()
+    counts = map_stream(
+        plain,
+        str(TARGET.absolute()),
+        _chunks(Path(data)),
+        workers=int(workers),
+        name=lambda _: "a chunk",
+    )
+    return {"tokens": sum(counts), "seconds": time.perf_counter() - start}
+
+
+def measure(rows: str = "100000", many: str = "1000000", rounds: str = "2") -> list[dict[str, Any]]:
     """Three measurements: throughput, what a second process gives, memory."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data, part, prompts = (folder / f"{name}.jsonl" for name in ("rows", "part", "prompts"))
+        data, prompts = folder / "rows.jsonl", folder / "prompts.jsonl"
         write_rows(data, int(rows))
-        with data.open("rb") as file, part.open("wb") as out:
-            out.writelines(line for _, line in zip(range(int(fewer)), file, strict=False))
         with prompts.open("w") as out:
             out.writelines(f'{{"prompt": "What is {i} times {i}?"}}\n' for i in range(int(many)))
-        tokens, bare = _plain_run(data, WORKERS)
-        ours = _prepare(data, folder / "all", WORKERS)
-        again = _prepare(data, folder / "all", WORKERS)
         # Alternating, and the best of each: the machine's speed changes from one minute to another.
-        ones, twos, alone = [], [], []
-        for number in range(2):
-            ones.append(_prepare(part, folder / f"one{number}", 1).seconds)
-            twos.append(_prepare(part, folder / f"two{number}", 2).seconds)
-            alone.append([_plain_run(part, workers)[1] for workers in (1, 2)])
-        digests = {
-            digest_file(RunDir(folder / f"{name}{number}").prepared)
-            for name in ("one", "two")
-            for number in range(2)
-        }
+        ours: dict[int, list[_Run]] = {1: [], WORKERS: []}
+        bare: dict[int, list[float]] = {1: [], WORKERS: []}
+        digests, tokens = set(), 0
+        for number in range(int(rounds)):
+            for workers in (WORKERS, 1):
+                root = folder / f"{workers}-{number}"
+                ours[workers].append(_prepare(data, root, workers))
+                digests.add(digest_file(RunDir(root).prepared))
+                tokens, seconds = _plain(data, workers)
+                bare[workers].append(seconds)
+        again = _prepare(data, folder / f"{WORKERS}-0", WORKERS)
         million = _prepare(prompts, folder / "many", WORKERS, answers=False)
-    rate, speed_up = bare / ours.seconds, min(ones) / min(twos)
-    beside = min(one for one, _ in alone) / min(two for _, two in alone)
-    peak = max(ours.peak, million.peak)
+    one, two = (min(run.seconds for run in ours[workers]) for workers in (1, WORKERS))
+    rate, speed_up = min(bare[WORKERS]) / two, one / two
+    beside = min(bare[1]) / min(bare[WORKERS])
+    own, largest = (
+        max(getattr(run, which) for run in ours[WORKERS]) for which in ("own", "largest")
+    )
+    peak = max(own, largest, million.peak)
     return [
         {
             "name": "prepare_speed",
@@ -187,9 +196,9 @@ def measure(
             "unit": "throughput of rendering and encoding alone",
             "target": RATE_TARGET,
             "ok": rate >= RATE_TARGET,
-            "how": f"{rows} rows, {tokens:,} tokens, {WORKERS} processes: prepare "
-            f"{ours.seconds:.1f} s, rendering and encoding {bare:.1f} s; again, with nothing to "
-            f"do, {again.seconds:.1f} s",
+            "how": f"{rows} rows, {tokens:,} tokens, {WORKERS} processes, the best of {rounds}: "
+            f"prepare {two:.1f} s, rendering and encoding {min(bare[WORKERS]):.1f} s; again, with "
+            f"nothing to do, {again.seconds:.1f} s",
         },
         {
             "name": "prepare_processes",
@@ -197,8 +206,8 @@ def measure(
             "unit": "times as fast with two processes",
             "target": SPEED_UP_TARGET,
             "ok": speed_up >= SPEED_UP_TARGET and len(digests) == 1,
-            "how": f"{fewer} rows, the best of two alternating: {min(ones):.1f} s with one, "
-            f"{min(twos):.1f} s with two, start included; rendering and encoding alone gain "
+            "how": f"{rows} rows, the best of {rounds} alternating: {one:.1f} s with one, "
+            f"{two:.1f} s with two, start included; rendering and encoding alone gain "
             f"{beside:.2f} times from a second process here; the same bytes: {len(digests) == 1}",
         },
         {
@@ -207,12 +216,17 @@ def measure(
             "unit": "MiB, the largest process",
             "target": MEMORY_TARGET,
             "ok": peak <= MEMORY_TARGET,
-            "how": f"{rows} rows: the first process {ours.own:.0f}, those that tokenise "
-            f"{ours.largest:.0f}; {many} prompts: {million.own:.0f} and {million.largest:.0f}, "
+            "how": f"{rows} rows: the first process {own:.0f}, those that tokenise {largest:.0f}; "
+            f"{many} prompts: {million.own:.0f} and {million.largest:.0f}, "
             f"{million.seconds:.0f} s",
         },
     ]
 
 
+def _main(what: str, *order: str) -> None:
+    numbers = _prepare_here(*order) if what == "prepare" else _plain_here(*order)
+    print(json.dumps(numbers))
+
+
 if __name__ == "__main__":
-    _prepare_here(*sys.argv[1:])
+    _main(*sys.argv[1:])
