@@ -31,6 +31,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import paceline
 from paceline.corpus.template import encode, load_tokenizer, render_text
 from paceline.decode.generate import generate
+from paceline.decode.sampling import Sampling
 from paceline.recipe.schema import TargetRecipe
 from paceline.target.load import load_target
 
@@ -278,8 +279,7 @@ class _Server:
             [prompt],
             max_new_tokens=asked["max_tokens"],
             eos_ids=faults.ends,
-            temperature=asked["temperature"],
-            top_p=asked["top_p"],
+            sampling=Sampling(temperature=asked["temperature"], top_p=asked["top_p"]),
             seed=asked["seed"],
         )
         ids = list(answer.ids)

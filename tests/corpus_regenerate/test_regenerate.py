@@ -17,6 +17,7 @@ from paceline.corpus.groups import plan_groups, read_prompts
 from paceline.corpus.loops import is_loop
 from paceline.corpus.regenerate import quarantine_path, run
 from paceline.decode.generate import generate
+from paceline.decode.sampling import Sampling
 from paceline.durable.errors import DataError, RecipeChanged
 from paceline.recipe.run_dir import RunDir
 from paceline.target.load import load_target
@@ -109,7 +110,7 @@ def test_answers_do_not_depend_on_groups_or_workers(tmp_path, target):
             [sample.input_ids[:start]],
             max_new_tokens=24,
             eos_ids=ENDS,
-            temperature=2.0,
+            sampling=Sampling(temperature=2.0),
             request_keys=[sample.prompt_id],
         )
         assert list(alone.ids) == sample.input_ids[start:]

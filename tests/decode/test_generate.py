@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from paceline.decode.generate import generate
-from paceline.decode.sampling import PositionKeyedNoise, choose, nucleus
+from paceline.decode.sampling import GREEDY, PositionKeyedNoise, Sampling, choose, nucleus
 from tiny_models import TINY_KINDS, tiny_model
 
 VOCAB = 64
@@ -39,14 +39,14 @@ def _prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [[random.randrange(VOCAB) for _ in range(n)] for n in lengths]
 
 
-def _reference(model, prompt, *, max_new_tokens, eos_ids, temperature=0.0, top_p=1.0, key=0):
+def _reference(model, prompt, *, max_new_tokens, eos_ids, sampling=GREEDY, key=0):
     """Token by token over the whole text: no cache, no batch, no padding."""
     ids, answer = list(prompt), []
     noise = PositionKeyedNoise(0, key)
     while True:
         with torch.inference_mode():
             logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[:, -1]
-        [token] = choose(logits, [noise], [len(ids)], temperature=temperature, top_p=top_p)
+        [token] = choose(logits, [noise], [len(ids)], sampling)
         ids.append(token)
         answer.append(token)
         if token in eos_ids:
@@ -61,7 +61,7 @@ def test_a_batch_answers_as_one_by_one_without_a_cache(models, kind, temperature
     model = models(kind)
     prompts = _prompts([5, 17, 5, 11, 1])
     options = {"max_new_tokens": 12, "eos_ids": frozenset({3, 9, 20})}
-    options |= {"temperature": temperature, "top_p": top_p}
+    options |= {"sampling": Sampling(temperature=temperature, top_p=top_p)}
     got = generate(model, prompts, request_keys=["a", "b", "c", "d", "e"], **options)
     expected = [
         _reference(model, p, key=k, **options) for p, k in zip(prompts, "abcde", strict=True)
@@ -93,8 +93,10 @@ def test_an_answer_depends_on_neither_number_nor_order_of_its_batch_mates(models
     options = {
         "max_new_tokens": 10,
         "eos_ids": frozenset({1, 2}),
-        "temperature": data.draw(st.sampled_from([0.0, 0.7, 1.3])),
-        "top_p": data.draw(st.sampled_from([0.9, 1.0])),
+        "sampling": Sampling(
+            temperature=data.draw(st.sampled_from([0.0, 0.7, 1.3])),
+            top_p=data.draw(st.sampled_from([0.9, 1.0])),
+        ),
         "seed": data.draw(st.integers(0, 3)),
     }
     keys = data.draw(st.permutations("abcdef"))[: data.draw(st.integers(1, 6))]
@@ -106,7 +108,11 @@ def test_an_answer_depends_on_neither_number_nor_order_of_its_batch_mates(models
 def test_sampling_depends_on_seed_and_key(models):
     model = models("llama")
     prompt = _prompts([6])[0]
-    options = {"max_new_tokens": 16, "eos_ids": frozenset[int](), "temperature": 1.0}
+    options = {
+        "max_new_tokens": 16,
+        "eos_ids": frozenset[int](),
+        "sampling": Sampling(temperature=1.0),
+    }
     answers = {
         generate(model, [prompt], seed=seed, request_keys=[key], **options)[0].ids
         for seed in (0, 1)
@@ -136,7 +142,7 @@ def test_finished_rows_stop_costing_and_only_last_logits_are_formed(models, kind
             prompts,
             max_new_tokens=25,
             eos_ids=frozenset(range(0, VOCAB, 6)),
-            temperature=1.0,
+            sampling=Sampling(temperature=1.0),
         )
     finally:
         for handle in handles:
@@ -181,7 +187,7 @@ def test_logits_that_are_no_numbers_are_an_error(temperature: float, value: floa
     logits[1, 5] = value
     noises = [PositionKeyedNoise(0, k) for k in (0, 1)]
     with pytest.raises(ValueError, match="not finite at position 12"):
-        choose(logits, noises, [7, 12], temperature=temperature, top_p=1.0)
+        choose(logits, noises, [7, 12], Sampling(temperature=temperature))
 
 
 def test_pitfall_15_draws_follow_the_distribution():
@@ -191,10 +197,10 @@ def test_pitfall_15_draws_follow_the_distribution():
     n = 10_000
     one = PositionKeyedNoise(5, "request")
     by_position = choose(
-        logits.expand(n, -1).clone(), [one] * n, range(n), temperature=0.8, top_p=1.0
+        logits.expand(n, -1).clone(), [one] * n, range(n), Sampling(temperature=0.8)
     )
     many = [PositionKeyedNoise(5, i) for i in range(n)]
-    by_request = choose(logits.expand(n, -1).clone(), many, [77] * n, temperature=0.8, top_p=1.0)
+    by_request = choose(logits.expand(n, -1).clone(), many, [77] * n, Sampling(temperature=0.8))
     for draws in (by_position, by_request):
         counts = np.bincount(draws, minlength=6)
         chi_square = float((((counts - n * expected) ** 2) / (n * expected)).sum())
@@ -209,8 +215,7 @@ def test_pitfall_15_top_p_draws_from_the_renormalised_nucleus():
         logits.expand(n, -1).clone(),
         [PositionKeyedNoise(1, "x")] * n,
         range(n),
-        temperature=1.0,
-        top_p=0.75,
+        Sampling(temperature=1.0, top_p=0.75),
     )
     counts = Counter(draws)
     assert set(counts) == {1, 3, 4}

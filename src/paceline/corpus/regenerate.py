@@ -223,6 +223,7 @@ def _generate(job: _Job, groups: list[Group], store: AnswerStore, events: EventW
 def _answerer(job: _Job) -> Callable[[Group], list[Answer]]:
     """Set up a worker: load the target, return what answers a group."""
     from paceline.decode.generate import generate
+    from paceline.decode.sampling import Sampling
     from paceline.target.load import load_target
 
     model = load_target(job.target).model
@@ -235,8 +236,7 @@ def _answerer(job: _Job) -> Callable[[Group], list[Answer]]:
             [prompt.input_ids for prompt in prompts],
             max_new_tokens=min(job.recipe.max_new_tokens, max(rooms)),
             eos_ids=job.ends,
-            temperature=job.recipe.temperature,
-            top_p=job.recipe.top_p,
+            sampling=Sampling(temperature=job.recipe.temperature, top_p=job.recipe.top_p),
             seed=job.recipe.seed,
             request_keys=[prompt.prompt_id for prompt in prompts],
         )

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from paceline.decode.sampling import PositionKeyedNoise, RequestKey, choose
+from paceline.decode.sampling import GREEDY, PositionKeyedNoise, RequestKey, Sampling, choose
 from paceline.target.cache_argument import cache_argument
 
 _GROWTH = 64
@@ -32,8 +32,7 @@ def generate(
     *,
     max_new_tokens: int,
     eos_ids: frozenset[int],
-    temperature: float = 0.0,
-    top_p: float = 1.0,
+    sampling: Sampling = GREEDY,
     seed: int = 0,
     request_keys: Sequence[RequestKey] | None = None,
 ) -> list[Generation]:
@@ -59,7 +58,7 @@ def generate(
     for number, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {number} is empty")
-    noises = [PositionKeyedNoise(seed, key) for key in keys] if temperature > 0.0 else []
+    noises = [PositionKeyedNoise(seed, key) for key in keys] if not sampling.is_greedy else []
     answers: list[Generation | None] = [None] * len(prompts)
     with torch.inference_mode():
         for rows in _batches(model, prompts):
@@ -71,8 +70,7 @@ def generate(
                     batch.logits,
                     [noises[row] for row in alive] if noises else (),
                     [len(prompts[row]) + len(partial[row]) for row in alive],
-                    temperature=temperature,
-                    top_p=top_p,
+                    sampling,
                 )
                 going_on: list[int] = []
                 for place, (row, token) in enumerate(zip(alive, chosen, strict=True)):
