@@ -11,8 +11,8 @@ trick (argmax of log p - log E) without its second logarithm.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -20,6 +20,8 @@ import torch
 
 RequestKey = int | str
 """Names a request; equal keys draw equal noise."""
+
+_EDGE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,42 @@ def distribution(
     ids = kept_tokens(row, sampling)
     weights = row[ids].astype(np.float64)
     return ids, weights / weights.sum()
+
+
+def choice_margin(
+    logits: torch.Tensor, noise: PositionKeyedNoise | None, position: int, sampling: Sampling
+) -> float:
+    """How far `choose` is from another token for `logits` [V], in units of logits.
+
+    The gap between the two best; of a draw, between those that lead after the noise. 0 where the
+    edge of a filter, moved by a ten-thousandth, makes it choose another.
+    """
+    if sampling.is_greedy or noise is None:
+        first, second = logits.float().topk(2).values.tolist()
+        return first - second
+    ids, weights = distribution(logits, position, sampling)
+    scores = np.log(weights) - np.log(noise.exponentials(position, ids))
+    winner = int(ids[np.argmax(scores)])
+    moved = (choose(logits[None], [noise], [position], near) for near in _near(sampling, logits))
+    if any(other != [winner] for other in moved):
+        return 0.0
+    if len(ids) == 1:
+        return float("inf")
+    second, first = np.partition(scores, -2)[-2:]
+    return float(first - second) * sampling.temperature
+
+
+def _near(sampling: Sampling, logits: torch.Tensor) -> Iterator[Sampling]:
+    """Samplings whose filters differ by so little that rounding may decide between them."""
+    for factor in (1 - _EDGE, 1 + _EDGE):
+        if sampling.top_p < 1.0:
+            yield replace(sampling, top_p=min(1.0, sampling.top_p * factor))
+        if sampling.min_p > 0.0:
+            yield replace(sampling, min_p=sampling.min_p * factor)
+    if 0 < sampling.top_k < len(logits):
+        *_, last, next_one = logits.float().topk(sampling.top_k + 1).values.tolist()
+        if last - next_one < _EDGE:
+            yield replace(sampling, top_k=sampling.top_k + 1)
 
 
 def race(

@@ -1,18 +1,17 @@
-"""Plain and speculative decoding of one request, greedily; the output is the target's either way.
+"""Plain and speculative decoding; the output is the target's either way.
 
 Both run through the same session, so a speed-up compares nothing but the drafting.
 """
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from paceline.decode.ddtree import build_tree, top_log_probs
-from paceline.decode.session import TargetSession
-from paceline.decode.verify import walk
+from paceline.decode.clock import Clock
+from paceline.decode.propose import Drafting, Proposing
+from paceline.decode.sampling import GREEDY, PositionKeyedNoise, Sampling, choice_margin, choose
+from paceline.decode.session import open_session
 from paceline.drafter.dflash import DFlash
 from paceline.drafter.session import DraftSession
 from paceline.target.head import TargetHead
@@ -35,9 +34,15 @@ class Decoded:
     finish: str
     """`stop` or `length`."""
     cpu_seconds: dict[str, float]
-    """By phase: prefill, draft, tree, verify, commit."""
-    wall_seconds: float
-    """From the first token on: the prompt's processing is in neither side's rate."""
+    """By phase: prefill, draft, tree, verify, commit. Of requests decoded side by side, each has
+    its share."""
+    phase_seconds: dict[str, float]
+    """The same in wall time."""
+
+    @property
+    def wall_seconds(self) -> float:
+        """From the first token on: the prompt's processing is in neither side's rate."""
+        return sum(s for phase, s in self.phase_seconds.items() if phase != "prefill")
 
     @property
     def tau(self) -> float:
@@ -52,23 +57,19 @@ class Answer(Decoded):
     features: torch.Tensor = field(repr=False, default_factory=lambda: torch.empty(0))
     """[S + n - 1, L, H]: prompt and answer, the last token excepted (it was never processed)."""
     margins: tuple[float, ...] = ()
-    """Per answer token, the gap between the two best logits that chose it."""
+    """Per answer token, how far the choice was from another one, in units of logits."""
 
 
-class _Phases:
-    """CPU seconds of this process by phase."""
+@dataclass(frozen=True)
+class Round:
+    """What one verification gave one request."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.process_time()
-        try:
-            yield
-        finally:
-            spent = time.process_time() - start
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+    request: int
+    """Its place among the prompts."""
+    tokens: tuple[int, ...]
+    """Committed, and cut after an end token; the target's own is the last, unless cut."""
+    accepted: int
+    """Drafted tokens that were accepted, before the cut."""
 
 
 def decode_plain(
@@ -78,33 +79,36 @@ def decode_plain(
     taps: tuple[int, ...],
     max_new_tokens: int,
     eos_ids: frozenset[int],
+    sampling: Sampling = GREEDY,
+    noise: PositionKeyedNoise | None = None,
 ) -> Answer:
-    """Greedy decoding, one token per pass of the target."""
-    phases = _Phases()
-    session = TargetSession(target, taps)
-    with phases("prefill"):
-        logits, features = session.prefill(prompt)
-    start = time.perf_counter()
+    """Decode one token per pass of the target. `noise` is needed where `sampling` draws."""
+    clock = Clock(target.model.device)
+    session = open_session(target, taps)
+    noises = [] if noise is None else [noise]
+    with clock("prefill"):
+        [logits], [features] = session.prefill([prompt])
     rows, ids, margins = [features], [], []
     while True:
-        # argmax as in verification: of exactly equal logits both must take the same one.
-        token = int(logits.argmax())
-        first, second = logits.topk(2).values.tolist()
+        position = len(prompt) + len(ids)
+        with clock("commit"):
+            [token] = choose(logits[None], noises, [position], sampling)
+        margins.append(choice_margin(logits, noise, position, sampling))
         ids.append(token)
-        margins.append(first - second)
         if token in eos_ids or len(ids) == max_new_tokens:
             break
-        with phases("verify"):
-            all_logits, features = session.verify(DraftTree.chain(token, ()))
-        session.commit((0,), 1)
+        with clock("verify"):
+            [all_logits] = session.verify([DraftTree.chain(token, ())])
+        with clock("commit"):
+            [features] = session.commit([(0,)])
         rows.append(features)
         logits = all_logits[-1]
     return Answer(
         ids=tuple(ids),
         rounds=(1,) * (len(ids) - 1),
         finish="stop" if ids[-1] in eos_ids else "length",
-        cpu_seconds=phases.seconds,
-        wall_seconds=time.perf_counter() - start,
+        cpu_seconds=clock.cpu,
+        phase_seconds=clock.wall,
         features=torch.cat(rows),
         margins=tuple(margins),
     )
@@ -119,50 +123,189 @@ def decode_speculative(
     max_new_tokens: int,
     eos_ids: frozenset[int],
     budget: int | None = None,
+    sampling: Sampling = GREEDY,
+    noise: PositionKeyedNoise | None = None,
+    drafting: Drafting = Drafting.GREEDY,
 ) -> Decoded:
-    """Greedy speculative decoding: a chain, or a draft tree of `budget` nodes.
-
-    Token for token what `decode_plain` gives, wherever the target's two best logits differ by
-    more than the rounding of differently shaped products. `head` is `drafter.narrowed` of the
-    target's, made once for all requests.
-    """
-    phases = _Phases()
-    session = TargetSession(target, drafter.config.taps)
-    with phases("prefill"):
-        logits, features = session.prefill(prompt)
-    ids, rounds = [int(logits.argmax())], []
-    start = time.perf_counter()
-    with torch.inference_mode():
-        draft = DraftSession(drafter, head)
-        while ids[-1] not in eos_ids and len(ids) < max_new_tokens:
-            with phases("draft"):
-                draft.extend(features)
-                slot_logits = draft.slot_logits(ids[-1])
-            with phases("tree"):
-                tree = _tree(ids[-1], drafter, slot_logits, budget)
-            with phases("verify"):
-                logits, features = session.verify(tree)
-            with phases("commit"):
-                accepted = walk(tree, logits.argmax(dim=-1).tolist())
-                session.commit(accepted.path, len(tree))
-                features = features[list(accepted.path)]
-            committed = _until_end(accepted.tokens, eos_ids)
-            ids.extend(committed)
-            rounds.append(len(committed))
-    ids = ids[:max_new_tokens]
-    return Decoded(
-        ids=tuple(ids),
-        rounds=tuple(rounds),
-        finish="stop" if ids[-1] in eos_ids else "length",
-        cpu_seconds=phases.seconds,
-        wall_seconds=time.perf_counter() - start,
+    """Speculative decoding of one request; see `Decoding`."""
+    decoding = Decoding(
+        target,
+        drafter,
+        head,
+        [prompt],
+        max_new_tokens=max_new_tokens,
+        eos_ids=eos_ids,
+        budget=budget,
+        sampling=sampling,
+        noises=None if noise is None else [noise],
+        drafting=drafting,
     )
+    return decoding.run()[0]
 
 
-def _tree(root: int, drafter: DFlash, slot_logits: torch.Tensor, budget: int | None) -> DraftTree:
-    if budget is None:
-        return DraftTree.chain(root, drafter.to_target(slot_logits.argmax(dim=-1)).tolist())
-    return build_tree(root, *top_log_probs(slot_logits, budget, drafter.d2t), budget)
+class Decoding:
+    """Speculative decoding of B requests side by side, round by round.
+
+    With a chain, or a draft tree of `budget` nodes. Token for token what `decode_plain` gives with
+    the same noise (unless `drafting` is sampled: then in distribution), wherever the target's
+    choice is not so close that differently shaped products round it either way. A request that is
+    done leaves the batch.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: DFlash,
+        head: TargetHead,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        eos_ids: frozenset[int],
+        budget: int | None = None,
+        sampling: Sampling = GREEDY,
+        noises: Sequence[PositionKeyedNoise] | None = None,
+        drafting: Drafting = Drafting.GREEDY,
+    ) -> None:
+        """Process the prompts; each has its first token afterwards.
+
+        `head` is `drafter.narrowed` of the target's, made once for all requests; `noises`, one per
+        prompt, are needed where `sampling` draws.
+        """
+        self._limit, self._eos = max_new_tokens, eos_ids
+        self._clock = Clock(target.model.device)
+        self._session = open_session(target, drafter.config.taps, len(prompts))
+        each: Sequence[PositionKeyedNoise | None] = noises or [None] * len(prompts)
+        with self._clock("prefill"):
+            logits, features = self._session.prefill(prompts)
+        self._requests = []
+        for number, prompt in enumerate(prompts):
+            way = Proposing(
+                drafter=drafter,
+                sampling=sampling,
+                noise=each[number],
+                budget=budget,
+                drafting=drafting,
+            )
+            request = _Request(number, len(prompt), way, DraftSession(drafter, head))
+            noise = [] if way.noise is None else [way.noise]
+            request.ids = choose(logits[number][None], noise, [len(prompt)], sampling)
+            request.features = features[number]
+            self._requests.append(request)
+        self._alive = self._requests
+        self._settle(self._requests)
+        self._drop_finished()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every request has its answer."""
+        return not self._alive
+
+    def answer(self, request: int) -> tuple[int, ...]:
+        """The tokens of a request so far."""
+        return tuple(self._requests[request].ids[: self._limit])
+
+    def step(self) -> list[Round]:
+        """One round for every request that is not done."""
+        alive, clock = self._alive, self._clock
+        firsts = [request.position for request in alive]
+        with torch.inference_mode():
+            with clock("draft"):
+                drafts = [request.draft() for request in alive]
+            with clock("tree"):
+                proposals = [
+                    request.way.propose(request.ids[-1], logits, first)
+                    for request, logits, first in zip(alive, drafts, firsts, strict=True)
+                ]
+            with clock("verify"):
+                verified = self._session.verify([proposal.tree for proposal in proposals])
+            with clock("commit"):
+                accepted = [
+                    request.way.accept(proposal, logits, first)
+                    for request, proposal, logits, first in zip(
+                        alive, proposals, verified, firsts, strict=True
+                    )
+                ]
+                features = self._session.commit([found.path for found in accepted])
+        rounds = []
+        for request, found, rows in zip(alive, accepted, features, strict=True):
+            tokens = _until_end(found.tokens, self._eos)
+            request.take(tokens, rows)
+            rounds.append(Round(request.number, tokens, found.depth))
+        self._settle(alive)
+        self._drop_finished()
+        return rounds
+
+    def run(self) -> list[Decoded]:
+        """All rounds that are left; the answers, in the order of the prompts."""
+        while not self.is_done:
+            self.step()
+        return [self.decoded(number) for number in range(len(self._requests))]
+
+    def decoded(self, number: int) -> Decoded:
+        """What a request has come to so far."""
+        request = self._requests[number]
+        ids = self.answer(number)
+        return Decoded(
+            ids=ids,
+            rounds=tuple(request.rounds),
+            finish="stop" if ids[-1] in self._eos else "length",
+            cpu_seconds=request.cpu,
+            phase_seconds=request.wall,
+        )
+
+    def _settle(self, requests: "Sequence[_Request]") -> None:
+        """Share what the clock has counted among those that it was spent on."""
+        for request in requests:
+            for mine, spent in ((request.cpu, self._clock.cpu), (request.wall, self._clock.wall)):
+                for phase, seconds in spent.items():
+                    mine[phase] = mine.get(phase, 0.0) + seconds / len(requests)
+        self._clock.cpu.clear()
+        self._clock.wall.clear()
+
+    def _drop_finished(self) -> None:
+        going_on = [
+            place
+            for place, request in enumerate(self._alive)
+            if request.ids[-1] not in self._eos and len(request.ids) < self._limit
+        ]
+        if len(going_on) < len(self._alive):
+            self._alive = [self._alive[place] for place in going_on]
+            if going_on:
+                self._session.keep(going_on)
+
+
+class _Request:
+    """One request between two rounds."""
+
+    def __init__(self, number: int, prompt: int, way: Proposing, session: DraftSession) -> None:
+        self.number = number
+        self.way = way
+        self.ids: list[int] = []
+        self.rounds: list[int] = []
+        self.features: torch.Tensor | None = None
+        """Of committed tokens that the drafter has not seen."""
+        self.cpu: dict[str, float] = {}
+        self.wall: dict[str, float] = {}
+        self._prompt = prompt
+        self._session = session
+
+    @property
+    def position(self) -> int:
+        """Of the next token to be chosen, from the prompt's first."""
+        return self._prompt + len(self.ids)
+
+    def draft(self) -> torch.Tensor:
+        """The drafter's logits fp32 [B - 1, K] behind the last token."""
+        if self.features is not None:
+            self._session.extend(self.features)
+            self.features = None
+        return self._session.slot_logits(self.ids[-1])
+
+    def take(self, tokens: Sequence[int], features: torch.Tensor) -> None:
+        """Append a round's tokens."""
+        self.ids.extend(tokens)
+        self.rounds.append(len(tokens))
+        self.features = features
 
 
 def _until_end(tokens: Sequence[int], eos_ids: frozenset[int]) -> tuple[int, ...]:

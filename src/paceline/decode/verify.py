@@ -4,6 +4,7 @@ A chain is a tree of width one, so there is no second code path; docs/algorithms
 "Verification".
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,20 +38,23 @@ def ancestor_mask(tree: DraftTree) -> torch.Tensor:
     return visible
 
 
-def walk(tree: DraftTree, choices: list[int]) -> Accepted:
+def walk(tree: DraftTree, choose: Callable[[int], int]) -> Accepted:
     """Follow the target's own choices down the tree as far as they were drafted.
 
     Args:
         tree: what was drafted.
-        choices: for each node the token that the target puts after it (its argmax, or a sample
-            drawn independently of the tree). Every emitted token is one of these, which is why
-            the output is the target's whatever the drafter proposed.
+        choose: of a node, the token that the target puts after it: its argmax, or a draw that the
+            tree knew nothing of. Asked along the path alone, which gives the law that asking
+            everywhere gives. Every emitted token is one of these, which is why the output is the
+            target's whatever the drafter proposed.
 
     """
     children = tree.children
     node, path, tokens = 0, [0], []
-    while (child := children.get((node, choices[node]))) is not None:
-        tokens.append(choices[node])
+    token = choose(0)
+    while (child := children.get((node, token))) is not None:
+        tokens.append(token)
         path.append(child)
         node = child
-    return Accepted(path=tuple(path), tokens=(*tokens, choices[node]))
+        token = choose(node)
+    return Accepted(path=tuple(path), tokens=(*tokens, token))
