@@ -135,6 +135,29 @@ def test_sharegpt_and_openai_rows_are_the_same_conversation():
     assert conversation_of(as_parts).messages == turns("s:be nice|u:hi")
 
 
+@pytest.mark.parametrize("row", [SHAREGPT, OPENAI])
+def test_keys_of_another_dialect_without_a_value_hide_nothing(row):
+    key = "conversations" if "conversations" in row else "messages"
+    nothing = dict.fromkeys(("role", "from", "content", "value", "tool_calls", "function_call"))
+    both = [{**nothing, **turn} for turn in row[key]]
+    assert conversation_of({"messages": None, **row, key: both}) == conversation_of(OPENAI)
+
+
+def test_a_call_in_the_form_before_there_could_be_several_is_a_call():
+    old = {"name": "add", "arguments": '{"a": 1}'}
+    row = {
+        "messages": [
+            *turns("u:1 and?"),
+            {"role": "assistant", "content": None, "function_call": old},
+            {"role": "function", "name": "add", "content": "2"},
+        ]
+    }
+    [_, call, result] = conversation_of(row).messages
+    function = {"name": "add", "arguments": {"a": 1}}
+    assert call["tool_calls"] == [{"type": "function", "function": function}]
+    assert result == {"role": "tool", "name": "add", "content": "2"}
+
+
 def test_prompt_rows():
     assert conversation_of({"prompt": "hi"}).messages == turns("u:hi")
     assert conversation_of({"prompt": turns("s:x|u:hi")}).messages == turns("s:x|u:hi")
@@ -162,6 +185,7 @@ def test_prompt_rows():
         ),
         ({"messages": [{"role": "assistant", "tool_calls": {"a": 1}}]}, "bad_tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "bad_tool_calls"),
+        ({"messages": [{"role": "assistant", "function_call": "f"}]}, "bad_tool_calls"),
         ({"messages": turns("u:hi"), "tools": {"name": "f"}}, "bad_tools_json"),
     ],
 )

@@ -253,6 +253,61 @@ def test_columns_of_other_types_do_no_harm(tmp_path):
     assert [msgspec.json.decode(row.raw)["prompt"] for row in rows] == ["a", "b"]
 
 
+def test_text_that_a_writer_has_not_marked_as_text_is_text(tmp_path):
+    turn = pa.struct([("role", pa.binary()), ("content", pa.large_binary())])
+    rows = [[{"role": b"user", "content": "wie, ö?".encode()}, {"role": b"gpt", "content": b"so"}]]
+    table = pa.table({"messages": pa.array([*rows, *BYTES], pa.list_(turn))})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    recipe, run = recipe_of(tmp_path, tmp_path / "rows.parquet"), RunDir(tmp_path / "run")
+    stage.run(recipe, run)
+    [sample] = samples_of(run)
+    assert sample.messages == turns("u:wie, ö?|a:so")
+    # What is no text is never made into some.
+    [row] = quarantine_of(run)
+    assert row["reason"] == "unsupported_content"
+
+
+BYTES = [[{"role": b"user", "content": b"q"}, {"role": b"gpt", "content": b"\xff\xfe\x00"}]]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pa.array([2**62] * 2, pa.timestamp("us")),
+        pa.array([1_700_000_000] * 2, pa.timestamp("s", "Nowhere/At_All")),
+        pa.array([2**30] * 2, pa.int32()).cast(pa.date32()),
+        pa.array([2**62] * 2, pa.duration("s")),
+    ],
+    ids=["late", "zone", "day", "long"],
+)
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_times_that_python_has_no_word_for_cost_no_row(tmp_path, name, when, is_inside):
+    columns = {"prompt": pa.array(["a", "b"]), "when": when}
+    if is_inside:
+        texts = [pa.array(["user"] * 2), pa.array(["a", "b"]), when]
+        struct = pa.StructArray.from_arrays(texts, names=["role", "content", "when"])
+        columns = {"messages": pa.ListArray.from_arrays([0, 1, 2], struct)}
+    table = pa.table(columns)
+    if name.endswith(".parquet"):
+        pq.write_table(table, tmp_path / name)
+    else:
+        with (tmp_path / name).open("wb") as file, ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    made = [conversation_of(row.value or {}) for row in read_rows(tmp_path / name)]
+    assert [one.messages for one in made] == [turns("u:a"), turns("u:b")]
+
+
+def test_a_map_is_an_object(tmp_path):
+    of_text = pa.map_(pa.string(), pa.string())
+    rows = [[[("role", "user"), ("content", "a")], [("role", "assistant"), ("content", "b")]]]
+    pq.write_table(
+        pa.table({"messages": pa.array(rows, pa.list_(of_text))}), tmp_path / "rows.parquet"
+    )
+    [row] = read_rows(tmp_path / "rows.parquet")
+    assert conversation_of(row.value or {}).messages == turns("u:a|a:b")
+
+
 def faults(path: Path) -> list[str | None]:
     return [None if row.fault is None else row.fault.reason for row in read_rows(path)]
 

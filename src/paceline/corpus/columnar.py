@@ -17,7 +17,9 @@ def columnar_rows(path: Path) -> Iterator[RawRow]:
     """The rows of a `.parquet` or `.arrow` file; `datasets` saves the latter as a stream.
 
     Columns without a value are left out of a row, at any depth: a table has every column in every
-    row. A file that breaks off gives the rows before, and one that stands for the rest.
+    row. Bytes that are UTF-8 are text, which older writers do not mark as such; of others a row
+    has their number. A file that breaks off gives the rows before, and one that stands for the
+    rest.
 
     Raises DataError for a file that cannot be opened as what it is called.
     """
@@ -36,7 +38,7 @@ def columnar_rows(path: Path) -> Iterator[RawRow]:
             return
         for row in rows:
             number += 1
-            value = _without_nothing(row)
+            value = _plain(row)
             yield RawRow(path, number, msgspec.json.encode(value, enc_hook=str), value)
 
 
@@ -62,7 +64,39 @@ def _pieces(batches: Iterator[Any]) -> Iterator[list[dict[str, Any]]]:
         # Offsets of a damaged file lead anywhere, and nothing else looks at them.
         batch.validate(full=True)
         for start in range(0, batch.num_rows, _ROWS):
-            yield batch.slice(start, _ROWS).to_pylist()
+            yield _objects(batch.slice(start, _ROWS))
+
+
+def _objects(batch: Any) -> list[dict[str, Any]]:
+    """The rows of a batch."""
+    try:
+        return batch.to_pylist(maps_as_pydicts="lossy")
+    except (ValueError, ArithmeticError):
+        # A time may be one that Python has no word for, and is seldom what anybody asks about.
+        import pyarrow as pa
+
+        columns = [column.cast(_without_times(column.type)) for column in batch.columns]
+        plain = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+        return plain.to_pylist(maps_as_pydicts="lossy")
+
+
+def _without_times(kind: Any) -> Any:
+    """A column's type with whole numbers in place of times."""
+    import pyarrow as pa
+
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_times(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_times(kind.key_type), _without_times(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_times(kind.value_type)), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_times(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_times(kind.value_type)))
+    return kind
 
 
 def _batches(path: Path) -> Iterator[Any]:
@@ -110,9 +144,19 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def _without_nothing(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """A row's value as JSON has it."""
     if isinstance(value, dict):
-        return {k: _without_nothing(v) for k, v in value.items() if v is not None}
+        return {_key(k): _plain(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):
-        return [_without_nothing(item) for item in value]
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"bytes": len(value)}
     return value
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else str(_plain(key))

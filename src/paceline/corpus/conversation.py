@@ -23,6 +23,7 @@ ROLES = {
     "bot": "assistant",
     "tool": "tool",
     "observation": "tool",
+    "function": "tool",
     "function_response": "tool",
 }
 
@@ -97,20 +98,28 @@ def _message(turn: Any, index: int, roles: Mapping[str, str]) -> Message:
     where = f"turn {index}"
     if not isinstance(turn, dict):
         raise RowRejected("bad_turn", f"{where} is a {type(turn).__name__}, not an object")
-    role = turn.get("role", turn.get("from"))
+    role = _first(turn, "role", "from")
     if not isinstance(role, str) or role.lower() not in roles:
         raise RowRejected("unknown_role", f"{where}: {role!r}; corpus.roles can say what it is")
     message: Message = {
         "role": roles[role.lower()],
-        "content": _content(turn.get("content", turn.get("value")), where),
+        "content": _content(_first(turn, "content", "value"), where),
     }
     calls = turn.get("tool_calls")
+    if not calls and turn.get("function_call"):
+        # The form that calls had before there could be several in a turn.
+        calls = [turn["function_call"]]
     if calls:
         message["tool_calls"] = _tool_calls(calls, where)
     for key in _CARRIED:
         if turn.get(key) is not None:
             message[key] = turn[key]
     return message
+
+
+def _first(turn: dict[str, Any], *names: str) -> Any:
+    """The first of these that has a value: data of two dialects have the keys of both in a row."""
+    return next((turn[name] for name in names if turn.get(name) is not None), None)
 
 
 def _content(content: Any, where: str) -> str:
