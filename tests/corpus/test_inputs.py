@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
@@ -119,6 +120,43 @@ def test_data_in_a_folder_that_cannot_be_read_are_not_passed_over(tmp_path, name
         data_files(str(tmp_path))
     (tmp_path / name).unlink()
     assert data_files(str(tmp_path)) == (tmp_path / "a.jsonl",)
+
+
+def test_links_in_a_folder_are_followed_and_none_of_them_in_a_circle(tmp_path):
+    folder, other = tmp_path / "data", tmp_path / "other"
+    (folder / "sub").mkdir(parents=True)
+    other.mkdir()
+    for place in (folder / "a.jsonl", folder / "sub" / "b.jsonl", other / "c.jsonl"):
+        place.write_bytes(as_jsonl(ROWS))
+    (folder / "linked").symlink_to(other)
+    (folder / "d.jsonl").symlink_to(other / "c.jsonl")
+    (folder / "sub" / "up").symlink_to(folder)
+    (other / "back").symlink_to(folder)
+    names = [file.relative_to(folder).as_posix() for file in data_files(str(folder))]
+    assert names == ["a.jsonl", "d.jsonl", "linked/c.jsonl", "sub/b.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda path: path.symlink_to("nowhere.jsonl"), "a link that leads nowhere"),
+        (lambda path: path.symlink_to(path.name), "a link that leads nowhere"),
+        (os.mkfifo, "no file of a disk"),
+    ],
+)
+def test_what_has_the_name_of_data_in_a_folder_and_is_none_is_not_passed_over(tmp_path, make, what):
+    (tmp_path / "a.jsonl").write_bytes(as_jsonl(ROWS))
+    make(tmp_path / "x.jsonl")
+    with pytest.raises(DataError, match=rf"x\.jsonl: {what}"):
+        data_files(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read whatever it likes")
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(as_jsonl(ROWS))
+    (tmp_path / "closed").mkdir(0o000)
+    with pytest.raises(DataError, match=r"closed: cannot be listed \(Permission denied\)"):
+        data_files(str(tmp_path))
 
 
 def test_a_folder_of_texts_alone_is_read_as_text(tmp_path):

@@ -338,6 +338,34 @@ def test_what_is_no_completion_is_a_failure(body):
     assert told.kind == "malformed"
 
 
+DEEP = b'{"error":' * 100_000 + b"1" + b"}" * 100_000
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_a_body_too_deep_to_decode_is_told_like_any_other(status):
+    body = b'{"data": [{"id": "m", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]}"
+    choice = b'{"text": "x", "finish_reason": "stop", "x": ' + b"[" * 100_000 + b"]" * 100_000
+    for told in (
+        outcome_of(status, {}, DEEP),
+        outcome_of(status, {}, b'{"choices": [' + choice + b"}]}"),
+        models_of(status, {}, body),
+    ):
+        assert not isinstance(told, Reply | tuple)
+        assert len(told.message) < 400
+
+
+def test_a_key_is_trimmed_and_one_that_no_header_can_hold_is_refused(
+    prepared, serve, toy, monkeypatch
+):
+    server = serve(key="abc")
+    recipe, run_dir = served_recipe(toy, server.url, api_key_variable="TOY_KEY"), prepared()
+    monkeypatch.setenv("TOY_KEY", "ab\nc")
+    with pytest.raises(UserError, match="TOY_KEY of the environment holds control characters"):
+        run(recipe, run_dir)
+    monkeypatch.setenv("TOY_KEY", " abc\n")
+    assert stats(run(recipe, run_dir))[server.url]["answered"] == 21
+
+
 def test_both_kinds_of_replies_are_read():
     told = outcome_of(
         200,

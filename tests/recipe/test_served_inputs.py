@@ -43,7 +43,7 @@ def test_addresses_and_options_of_engines_pass():
     [
         "", "localhost:8000", "ftp://host/v1", "http://", "http:///v1", "http://host:port/v1",
         "http://host/v1?x=1", "http://host/v1#x", "http://ho st/v1", "s3://bucket/key",
-        "http://host:0/v1",
+        "http://host:0/v1", "http://host..local/v1", f"http://{'a' * 64}.local/v1",
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_by_its_key(url):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.watch.words import command_line, counted, ordered, speed_advice
+from paceline.watch.words import command_line, counted, ordered, speed_advice, visible
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,16 @@ def test_what_makes_a_method_slow_is_told_apart():
     assert weak.startswith("chain, ddtree-16: slower than plain decoding even where")
     assert dear.startswith("ddtree-8: slower than plain decoding because a verification costs")
     assert speed_advice({"x": (1.1, 0.9)}) == []
+
+
+@given(st.text())
+def test_property_no_control_character_reaches_a_terminal(text):
+    shown = visible(text)
+    assert all(ord(c) >= 32 and not 127 <= ord(c) < 160 for c in shown if c not in "\n\t")
+    if shown == text:
+        return
+    assert visible(shown) == shown
+
+
+def test_control_characters_are_spelled_out():
+    assert visible("a\x1b[31mb\r\n\tü\x9b") == "a\\x1b[31mb\\r\n\tü\\x9b"

@@ -15,6 +15,7 @@ from paceline import __version__
 from paceline.durable.errors import Interrupted, PacelineError, storage_refused
 from paceline.flow.signals import sigterm_raises
 from paceline.masking import masked_text
+from paceline.watch.words import visible
 
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("init", "write a commented recipe for a target and data"),
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _failed(error: PacelineError) -> int:
     lead = "" if isinstance(error, Interrupted) else "error: "
-    print(masked_text(f"{lead}{error}"), file=sys.stderr)
+    print(visible(masked_text(f"{lead}{error}")), file=sys.stderr)
     return error.exit_code
 
 
@@ -149,10 +150,10 @@ def _unknown(name: str) -> str:
 
 
 class _Masking(logging.Formatter):
-    """Lines without secrets, whichever error or path they tell of."""
+    """Lines without secrets or control characters, whichever error or path they tell of."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return masked_text(super().format(record))
+        return visible(masked_text(super().format(record)))
 
 
 def _log_to_stderr() -> None:

@@ -3,12 +3,15 @@
 import sys
 from typing import TYPE_CHECKING
 
+from paceline.watch.words import visible
+
 if TYPE_CHECKING:
     from rich.text import Text
 
 
 def header(text: str) -> None:
     """The title of what comes next."""
+    text = visible(text)
     if sys.stdout.isatty():
         _console_print(f"\n{text}", style="bold cyan")
     else:
@@ -17,6 +20,7 @@ def header(text: str) -> None:
 
 def say(text: str) -> None:
     """One sentence."""
+    text = visible(text)
     if sys.stdout.isatty():
         _console_print(text)
     else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from paceline.types import Sample
+from paceline.watch.words import visible
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +23,7 @@ def preview(sample: Sample, tokenizer: "PreTrainedTokenizerBase") -> Text:
     """
     text = Text()
     for ids, is_trained in segments(sample):
-        shown = decoded(ids, tokenizer)
+        shown = visible(decoded(ids, tokenizer))
         if is_trained:
             text.append(shown.replace("\n", "↵\n"), TRAINED)
         else:

@@ -1,7 +1,8 @@
 """Which files a data set's path stands for: a file, a folder, or a data set of the hub.
 
-A folder stands for every file of data in it, in the order of their names; one that `datasets` has
-saved, for the files that it lists. Hidden files, documentation and code in it are passed over.
+A folder stands for every file of data in it, links followed, in the order of their names; one that
+`datasets` has saved, for the files that it lists. Hidden files, documentation and code in it are
+passed over.
 """
 
 import hashlib
@@ -146,11 +147,31 @@ def _of_folder(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _below(folder: Path) -> Iterator[str]:
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder)
-        is_hidden = any(part.startswith((".", "_")) for part in name.parts)
-        if not is_hidden and name.name not in _ABOUT and path.is_file():
-            yield name.as_posix()
+    """The files, links followed. Raises DataError for what looks like data and cannot be read."""
+    waiting = [(folder, frozenset({folder.resolve()}))]
+    while waiting:
+        here, above = waiting.pop()
+        for path in _listed(here):
+            if path.name.startswith((".", "_")) or path.name in _ABOUT:
+                continue
+            if path.is_dir():
+                # What leads back to a folder that it stands in has nothing of its own.
+                if (real := path.resolve()) not in above:
+                    waiting.append((path, above | {real}))
+            elif path.is_file():
+                yield path.relative_to(folder).as_posix()
+            elif _is_data(path.name, (*ROW_SUFFIXES, *TEXT_SUFFIXES)):
+                what = "a link that leads nowhere" if path.is_symlink() else "no file of a disk"
+                raise DataError(f"{path}: {what}. Mend it, or move it out of {folder}.")
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(
+            f"{folder}: cannot be listed ({error.strerror}). Allow it to be read, or move it away."
+        ) from error
 
 
 def _of_splits(folder: Path) -> list[tuple[str, Path]]:

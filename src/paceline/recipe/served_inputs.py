@@ -108,6 +108,7 @@ def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         has_port = parts.port is None or parts.port > 0
+        (parts.hostname or "").encode("idna")
     except ValueError:
         return False
     is_bare = not parts.query and not parts.fragment and not any(map(str.isspace, url))

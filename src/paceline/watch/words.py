@@ -1,12 +1,25 @@
 """How messages put things: counts, times, methods in order, commands to copy."""
 
 import shlex
+import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _TENTHS_BELOW = 10
 
 _SPANS = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+
+
+def visible(text: str) -> str:
+    """The text with control characters spelled out, all but line feeds and tabs.
+
+    What stands in data, or is said by a server, must not steer the terminal that it is shown on.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text
+    )
 
 
 def counted(count: int, noun: str) -> str:

@@ -20,7 +20,7 @@ from paceline.corpus.groups import Line, located, read_prompt
 from paceline.corpus.regenerate_tally import Progress
 from paceline.corpus.served.reading import Reader
 from paceline.corpus.served.store import FAILED, Kept, Refused, ServedStore
-from paceline.durable.errors import DataError, RecipeChanged
+from paceline.durable.errors import DataError, RecipeChanged, UserError
 from paceline.flow.signals import signals_noted
 from paceline.recipe.schema import Recipe
 from paceline.target.served.client import Client, Question
@@ -134,6 +134,17 @@ def request_seed(seed: int, prompt_id: str) -> int:
     return int.from_bytes(digest[:8], "big") & _SEED_BITS
 
 
+def _key(variable: str) -> str:
+    """The servers' key; empty where they want none. Raises UserError for what can be none."""
+    key = os.environ.get(variable, "").strip() if variable else ""
+    if not key.isprintable():
+        raise UserError(
+            f"the variable {variable} of the environment holds control characters, a line feed "
+            "perhaps, which no key has. Set it anew (regenerate.api_key_variable)."
+        )
+    return key
+
+
 def question_of(recipe: Recipe, prompt: Sample, limit: int) -> Question:
     """The request for an answer of at most `limit` tokens."""
     asked = recipe.regenerate
@@ -207,7 +218,7 @@ class _Work:
     async def run(self, places: Iterable[Line], pace: Pace, is_stopped: Callable[[], bool]) -> None:
         """Ask until all is done or stopped."""
         asked, random = self.recipe.regenerate, Random()
-        key = os.environ.get(asked.api_key_variable, "") if asked.api_key_variable else ""
+        key = _key(asked.api_key_variable)
         connector = aiohttp.TCPConnector(limit=0)
         session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
         async with session:

@@ -19,6 +19,9 @@ _OF_THE_ROW = frozenset({400, 406, 410, 411, 413, 414, 415, 422, 431})
 BUSY = frozenset({429, 503})
 """The server has too much to do, whatever the prompt."""
 
+_NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What decoding raises; the last one for values too deep in one another."""
+
 _RETRIED_FINISHES = frozenset({"abort", "error"})
 """The server gave up on its own account; the prompt has not been answered."""
 
@@ -108,7 +111,7 @@ def outcome_of(
         return _refusal(status, headers, body)
     try:
         decoded = msgspec.json.decode(body, type=_Body)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except _NOT_JSON as error:
         return Failed("malformed", f"answers 200 with no completion ({error})")
     if len(decoded.choices) != 1:
         return Failed("malformed", f"answers with {len(decoded.choices)} choices, not one")
@@ -141,7 +144,7 @@ def models_of(
         return Unusable(refusal.message) if isinstance(refusal, Rejected) else refusal
     try:
         models = msgspec.json.decode(body, type=_Models)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except _NOT_JSON as error:
         return Failed("malformed", f"answers GET /models with no list of models ({error})")
     return tuple(model.id for model in models.data)
 
@@ -161,7 +164,7 @@ def _refusal(status: int, headers: Mapping[str, str], body: bytes) -> Rejected |
 def _said(body: bytes) -> str:
     """The server's own words, in one line."""
     text = body[: 16 * _LONGEST_MESSAGE].decode(errors="replace")
-    with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
+    with contextlib.suppress(*_NOT_JSON):
         told = msgspec.json.decode(body)
         for key in ("error", "message", "detail"):
             if isinstance(told, dict) and told.get(key):
