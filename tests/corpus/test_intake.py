@@ -201,3 +201,15 @@ def test_quarantine_names_each_row_by_its_line(tmp_path):
     for listed in quarantine_of(RunDir(tmp_path / "run")):
         line = data.read_bytes().split(b"\n")[listed["line"] - 1]
         assert line.decode(errors="backslashreplace").strip() == listed["raw"]
+
+
+def test_kinds_of_content_that_data_make_up_do_not_make_a_report_long(tmp_path):
+    kinds = [f"kind_{i % 40}" for i in range(120)]
+    parts = [{"messages": [{"role": "user", "content": [{"type": kind}]}]} for kind in kinds]
+    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": turns("u:hi|a:ok")}, *parts])
+    run_dir = RunDir(tmp_path / "run")
+    counts = stage.run(recipe_of(tmp_path, data), run_dir).numbers["reasons"]
+    named = {f"content_kind_{i}": 3 for i in range(32)}
+    assert counts == {**named, "unsupported_content": 24}
+    details = [row["detail"] for row in quarantine_of(run_dir)]
+    assert details == [f"turn 0: a part of kind {kind} is no text" for kind in kinds]

@@ -142,7 +142,7 @@ def _part(part: Any, where: str) -> str:
     if isinstance(text, str) and (kind is None or kind in _TEXT_KINDS):
         return text
     if isinstance(kind, str) and kind not in _TEXT_KINDS and _KIND.fullmatch(kind):
-        raise RowRejected(f"content_{kind.lower()}", f"{where}: a part of this kind is no text")
+        raise RowRejected(f"content_{kind.lower()}", f"{where}: a part of kind {kind} is no text")
     raise RowRejected("unsupported_content", f"{where}: a part that is no text")
 
 

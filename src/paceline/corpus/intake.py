@@ -39,6 +39,9 @@ _WORTH_A_PROCESS = 8 << 20
 
 _MOST_PROCESSES = 32
 
+_MOST_KINDS = 32
+"""Kinds of content that are counted by name: they come from the data, and a report is no list."""
+
 _PROGRESS_SECONDS = 2.0
 _LOG_SECONDS = 15.0
 
@@ -59,6 +62,7 @@ class Intake:
         self.coverage = TokenCoverage()
         self._recipe = recipe
         self._events = events
+        self._kinds: set[str] = set()
         self._seen: set[bytes] = set()
         self._prompts: set[bytes] = set()
         self._heldout_prompts: set[bytes] = set()
@@ -137,6 +141,7 @@ class Intake:
                         continue
                     outcome = self._outcome(row, following, source)
                     if isinstance(outcome, Rejected):
+                        outcome = self._named(outcome)
                         tally.reasons[outcome.reason] += 1
                         quarantine.add(tally.name, row, outcome)
                         continue
@@ -179,6 +184,15 @@ class Intake:
                 return Rejected("same_prompt", "another answer was kept", sample_id, prompt_id)
             outcome.notes["same_prompt_keep"] += 1
         return Ready(fresh, outcome.notes, outcome.grams)
+
+    def _named(self, rejected: Rejected) -> Rejected:
+        """The same; a kind of content that data have made up, after many others, has no name."""
+        if not rejected.reason.startswith("content_"):
+            return rejected
+        if len(self._kinds) < _MOST_KINDS:
+            self._kinds.add(rejected.reason)
+        known = rejected.reason in self._kinds
+        return rejected if known else replace(rejected, reason="unsupported_content")
 
     def _remember(self, row: Ready, source: SourceRecipe) -> None:
         self._seen.update(line.sample_id for line in row.lines)
