@@ -69,6 +69,13 @@ FORMS = {
         gzip.compress(as_jsonl(ROWS[:3])) + gzip.compress(as_jsonl(ROWS[3:]))
     ),
     "rows.json.gz": lambda p: p.write_bytes(gzip.compress(json.dumps(ROWS).encode())),
+    "padded.jsonl.gz": lambda p: p.write_bytes(gzip.compress(as_jsonl(ROWS)) + bytes(9000)),
+    "data-of-lines.json": lambda p: p.write_text(
+        '{"version": "1", "data": [\n' + ",\n".join(map(json.dumps, ROWS)) + "\n]}\n"
+    ),
+    "indented-behind-a-key.json": lambda p: p.write_text(
+        "\n".join(json.dumps({"id": 1, **row}, indent=1).replace("{\n", "{", 1) for row in ROWS)
+    ),
     "rows.jsonl.zst": lambda p: p.write_bytes(zstandard.compress(as_jsonl(ROWS))),
     "rows.parquet": as_parquet,
     "stream.arrow": as_stream,

@@ -16,6 +16,8 @@ from paceline.recipe.data_files import PACKED_SUFFIXES, TEXT_SUFFIXES, data_file
 
 _BOM = b"\xef\xbb\xbf"
 _HEAD = 4096
+_GOES_ON = (b"{", b"[", b",", b":")
+"""What a line ends in, of an object that stands on several."""
 
 
 def read_rows(path: str | Path, limit: int | None = None) -> Iterator[RawRow]:
@@ -58,7 +60,7 @@ def _json(file: Path, data: Opened) -> Iterator[RawRow]:
     if start.startswith(b"["):
         data.stream.read(len(head) - len(start) + 1)
         yield from _values(file, data, is_array=True)
-    elif start.partition(b"\n")[0].strip() == b"{":
+    elif start.startswith(b"{") and start.partition(b"\n")[0].rstrip().endswith(_GOES_ON):
         data.stream.read(len(head) - len(start))
         yield from _unwrapped(file, _values(file, data, is_array=False))
     else:

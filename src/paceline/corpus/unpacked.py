@@ -54,6 +54,8 @@ class _Unpacker(io.RawIOBase):
         self._frame: Any = None
         self._packed = b""
         self._plain = b""
+        self._is_behind = False
+        """Behind a whole frame."""
         self.torn: str | None = None
 
     def readable(self) -> bool:
@@ -75,6 +77,11 @@ class _Unpacker(io.RawIOBase):
             if self._frame is not None:
                 self.torn = f"the packed file ends early, after {self._file.tell():,} bytes"
             return False
+        if self._frame is None and self._is_gzip and self._is_behind:
+            # Zeros fill up the last block of a tape, as gzip knows too.
+            self._packed = self._packed.lstrip(b"\0")
+            if not self._packed:
+                return True
         if self._frame is None:
             self._frame = _gzip_frame() if self._is_gzip else _zstd_frame()
         try:
@@ -90,6 +97,7 @@ class _Unpacker(io.RawIOBase):
         if self._frame.eof:
             self._packed = self._frame.unused_data
             self._frame = None
+            self._is_behind = True
         return True
 
 
