@@ -1,15 +1,150 @@
 """DDTree (arXiv 2604.12989): the draft tree of the M most probable prefixes."""
 
 import heapq
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from paceline.types.tree import DraftTree
+from paceline.types.tree import DraftTree, TreeShape
+
+Children = tuple[Sequence[int], Sequence[float]]
+"""Tokens with their log-probabilities, by falling probability; equal ones by token id."""
+
+
+class Scorer(Protocol):
+    """What a drafter says may follow a prefix; its last token is all that may matter of it."""
+
+    @property
+    def depth(self) -> int:
+        """Levels that are drafted."""
+        ...
+
+    def children(self, depth: int, parent_token: int) -> Children:
+        """What may stand at level `depth` (1 to `self.depth`) after `parent_token`.
+
+        At level 1 that is the root's token. The log-probabilities must be at most 0 and fall; how
+        many there are is the scorer's affair, `TreeShape.ranks` are enough. Asked once for each
+        node that is taken, so an answer that costs something should be kept.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class MarginalScorer:
+    """Depths independent of each other, as one pass of DFlash gives them."""
+
+    tokens: Sequence[Sequence[int]]
+    """[D][K] tokens of each depth by falling probability."""
+    log_probs: Sequence[Sequence[float]]
+    """[D][K]."""
+
+    @property
+    def depth(self) -> int:
+        """D."""
+        return len(self.tokens)
+
+    def children(self, depth: int, parent_token: int) -> Children:  # noqa: ARG002
+        """The same after any token."""
+        return self.tokens[depth - 1], self.log_probs[depth - 1]
+
+
+def best_first(root: int, scorer: Scorer, shape: TreeShape) -> DraftTree:
+    """The `shape.budget` prefixes of highest probability, in falling order.
+
+    The cost of a prefix is its parent's, less its own token's log-probability (fp64, from the root
+    on). Ties go to the prefix whose parent was taken earlier, then to the lower rank: among equal
+    siblings, to the lower token id.
+
+    A heap holds, for every prefix already taken, its first child and its next sibling. Both cost at
+    least as much and come later in a tie, so prefixes leave the heap in exactly this order, parents
+    before children, also where the score depends on the parent's token. The tree of a smaller
+    budget is the beginning of that of a larger one.
+
+    Raises ValueError where the scorer's log-probabilities rise or are above 0.
+    """
+    levels = shape.levels(scorer.depth)
+    width = shape.ranks
+    tokens, parents = [root], [-1]
+    heap: list[tuple[float, int, int]] = []
+    """Cost, parent and rank: what orders prefixes."""
+    families: list[tuple[Sequence[int], Sequence[float], float, int]] = []
+    """By node: its children, their log-probabilities, its own cost, and the children's level."""
+    cost, token, level = 0.0, root, 1
+    while True:
+        # The node taken last, or the root, gets its children; the heap, the best one of them.
+        if level <= levels:
+            found, log_probs = scorer.children(level, token)
+            families.append((found, log_probs, cost, level))
+            if found:
+                heapq.heappush(heap, (cost - log_probs[0], len(families) - 1, 0))
+        else:
+            families.append(((), (), cost, level))
+        if not heap:
+            break
+        least, parent, rank = heap[0]
+        found, log_probs, base, level = families[parent]
+        if least < cost:
+            raise ValueError(
+                f"log-probabilities at depth {level} rise or are above 0: "
+                f"{log_probs[rank]} at rank {rank}"
+            )
+        cost, token = least, found[rank]
+        tokens.append(token)
+        parents.append(parent)
+        if len(tokens) > shape.budget:
+            break
+        rank += 1
+        if rank < width and rank < len(found):
+            heapq.heapreplace(heap, (base - log_probs[rank], parent, rank))
+        else:
+            heapq.heappop(heap)
+        level += 1
+    return DraftTree(tokens=tuple(tokens), parents=tuple(parents))
+
+
+def build_tree(
+    root: int,
+    tokens: Sequence[Sequence[int]],
+    log_probs: Sequence[Sequence[float]],
+    shape: TreeShape | int,
+) -> DraftTree:
+    """The prefixes of highest product of marginals (section 3, propositions 1 and 2).
+
+    Args:
+        root: the committed token that the drafted ones follow.
+        tokens: [D][K] tokens of each depth by falling probability.
+        log_probs: [D][K] their log-probabilities.
+        shape: nodes without the root, and the caps on width and depth, if any.
+
+    """
+    shape = TreeShape(shape) if isinstance(shape, int) else shape
+    return best_first(root, MarginalScorer(tokens, log_probs), shape)
+
+
+def draft_tree(
+    root: int,
+    logits: torch.Tensor,
+    shape: TreeShape | int,
+    *,
+    d2t: torch.Tensor | None = None,
+    temperatures: Sequence[float] | None = None,
+) -> DraftTree:
+    """The tree of a drafter's logits fp32 [D, V]; the rest as in `top_log_probs`."""
+    shape = TreeShape(shape) if isinstance(shape, int) else shape
+    levels = shape.levels(logits.shape[0])
+    if temperatures is not None:
+        temperatures = temperatures[:levels]
+    return build_tree(root, *top_log_probs(logits[:levels], shape.ranks, d2t, temperatures), shape)
 
 
 def top_log_probs(
-    logits: torch.Tensor, width: int, d2t: torch.Tensor | None = None
+    logits: torch.Tensor,
+    width: int,
+    d2t: torch.Tensor | None = None,
+    temperatures: Sequence[float] | None = None,
 ) -> tuple[list[list[int]], list[list[float]]]:
     """The `width` best tokens of each row with their log-probabilities over all that are proposed.
 
@@ -18,54 +153,58 @@ def top_log_probs(
         width: tokens a row, cut to V.
         d2t: int64 [V] offsets from a column to its target id, of a drafter whose vocabulary is
             reduced; None where columns are target ids.
+        temperatures: D numbers that the rows are divided by; None for 1 everywhere. They change
+            no order: what rounding makes equal stays in the order of the logits.
 
     Returns:
         Target ids and log-probabilities [D][width], falling; equal ones by token id.
 
     """
-    normaliser = logits.logsumexp(dim=-1, keepdim=True)
-    values, ids = logits.topk(min(width, logits.shape[-1]), dim=-1)
-    by_id = ids.argsort(dim=-1)
-    values, ids = values.gather(-1, by_id), ids.gather(-1, by_id)
-    order = values.argsort(dim=-1, descending=True, stable=True)
-    log_probs = values.gather(-1, order) - normaliser
-    ids = ids.gather(-1, order)
+    values, ids = top_columns(logits, min(width, logits.shape[-1]))
+    if temperatures is not None:
+        if len(temperatures) != logits.shape[0]:
+            raise ValueError(f"{len(temperatures)} temperatures for {logits.shape[0]} depths")
+        rows = torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
+        logits, values = logits / rows, values / rows
+    log_probs = values - logits.logsumexp(dim=-1, keepdim=True)
     return (ids if d2t is None else ids + d2t[ids]).tolist(), log_probs.tolist()
 
 
-def build_tree(
-    root: int, tokens: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]], budget: int
-) -> DraftTree:
-    """The `budget` prefixes of highest product of marginals (section 3, propositions 1 and 2).
+def top_columns(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` largest values of each row [D, V] and their columns, falling; fp32 is fastest.
 
-    A heap holds, for every prefix already taken, its first child and its next sibling; all
-    steps lower the score, so prefixes leave it in falling order and parents before children.
-    The tree of a smaller budget is therefore the beginning of that of a larger one. Ties are
-    broken by the prefix's ranks.
-
-    Args:
-        root: the committed token that the drafted ones follow.
-        tokens: [D][K] tokens of each depth by falling probability.
-        log_probs: [D][K] their log-probabilities.
-        budget: nodes without the root, at least 1.
-
+    Equal ones by column, also where only some of the equal ones are among the largest. The columns
+    are looked for in blocks: the c largest lie in the c blocks with the largest maxima, so most of
+    V is looked at once.
     """
-    if budget < 1:
-        raise ValueError(f"a draft tree needs a budget of 1 or more, not {budget}")
-    node_tokens, parents = [root], [-1]
-    depth_limit = len(tokens)
-    heap: list[tuple[float, tuple[int, ...], int]] = []
-    if depth_limit:
-        heap.append((-log_probs[0][0], (0,), 0))
-    while heap and len(node_tokens) <= budget:
-        cost, ranks, parent = heapq.heappop(heap)
-        depth, rank = len(ranks) - 1, ranks[-1]
-        node_tokens.append(tokens[depth][rank])
-        parents.append(parent)
-        if rank + 1 < len(tokens[depth]):
-            step = log_probs[depth][rank] - log_probs[depth][rank + 1]
-            heapq.heappush(heap, (cost + step, (*ranks[:-1], rank + 1), parent))
-        if depth + 1 < depth_limit:
-            first = -log_probs[depth + 1][0]
-            heapq.heappush(heap, (cost + first, (*ranks, 0), len(node_tokens) - 1))
-    return DraftTree(tokens=tuple(node_tokens), parents=tuple(parents))
+    total = rows.shape[-1]
+    block = 1 << round(math.log2(max(1.0, total / count)) / 2)
+    blocks = total // block
+    if block < 8 or blocks <= count:
+        places = _largest(rows, count)
+        return rows.gather(-1, places), places
+    whole = rows[:, : blocks * block].unflatten(-1, (blocks, block))
+    # In rising order, so that a lower place among the candidates is a lower column.
+    chosen = _largest(whole.amax(dim=-1), count).sort(dim=-1).values
+    inside = torch.arange(block, device=rows.device)
+    columns = (chosen[:, :, None] * block + inside).flatten(1)
+    rest = torch.arange(blocks * block, total, device=rows.device)
+    columns = torch.cat((columns, rest.expand(rows.shape[0], -1)), dim=1)
+    places = _largest(rows.gather(-1, columns), count)
+    columns = columns.gather(-1, places)
+    return rows.gather(-1, columns), columns
+
+
+def _largest(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Places of the `count` largest of each row, falling, equal ones by place; int64 [D, count].
+
+    `topk` takes any of equal ones. Keys that hold the place too are all different.
+    """
+    if rows.dtype != torch.float32:
+        return rows.argsort(dim=-1, descending=True, stable=True)[:, :count]
+    # + 0.0 makes -0.0 a 0.0. The bits of a float are in the order of its value, but that those of
+    # negative ones rise as it falls.
+    bits = (rows + 0.0).view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    places = torch.arange(rows.shape[-1], device=rows.device)
+    return ((ordered.long() << 32) - places).topk(count, dim=-1).indices

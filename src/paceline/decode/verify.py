@@ -7,6 +7,7 @@ A chain is a tree of width one, so there is no second code path; docs/algorithms
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from paceline.types.tree import DraftTree
@@ -29,13 +30,16 @@ class Accepted:
 
 def ancestor_mask(tree: DraftTree) -> torch.Tensor:
     """Visibility, bool [n, n]: row i sees column j iff j is i or an ancestor of i."""
-    size = len(tree)
-    visible = torch.zeros(size, size, dtype=torch.bool)
-    for node, parent in enumerate(tree.parents):
-        if parent >= 0:
-            visible[node] = visible[parent]
-        visible[node, node] = True
-    return visible
+    # A row is an integer with bit j for column j, until all rows are unpacked at once: an
+    # operation on tensors for each node would take longer than building the tree.
+    rows = [1]
+    for node, parent in enumerate(tree.parents[1:], start=1):
+        rows.append(rows[parent] | 1 << node)
+    size = len(rows)
+    width = (size + 7) // 8
+    packed = np.frombuffer(b"".join([row.to_bytes(width, "little") for row in rows]), np.uint8)
+    bits = np.unpackbits(packed.reshape(size, width), axis=1, count=size, bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_))
 
 
 def walk(tree: DraftTree, choose: Callable[[int], int]) -> Accepted:

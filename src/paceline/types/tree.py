@@ -1,5 +1,37 @@
-from collections.abc import Sequence
+"""Draft trees: what is drafted for one round, and how large it may be."""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """How large a draft tree may become."""
+
+    budget: int
+    """Nodes without the root; the target's pass has one row more."""
+
+    width: int | None = None
+    """Children that one node may have, the best ones; 1 makes a chain. None: as many as it pays."""
+
+    depth: int | None = None
+    """Deepest level, at most what the drafter drafts. None: all of that."""
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "width", "depth"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"a draft tree needs a {name} of 1 or more, not {value}")
+
+    @property
+    def ranks(self) -> int:
+        """Tokens per depth that such a tree can hold at most."""
+        return self.budget if self.width is None else min(self.budget, self.width)
+
+    def levels(self, drafted: int) -> int:
+        """Levels that such a tree can have where `drafted` of them are there."""
+        return min(self.budget, drafted, drafted if self.depth is None else self.depth)
 
 
 @dataclass(frozen=True)
@@ -19,8 +51,9 @@ class DraftTree:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents) or not self.tokens or self.parents[0] != -1:
             raise ValueError("DraftTree: one parent per token, and the root (parent -1) first")
-        if any(not 0 <= parent < node for node, parent in enumerate(self.parents[1:], start=1)):
-            raise ValueError("DraftTree: parents must come before their children")
+        for node, parent in enumerate(self.parents):
+            if not 0 <= parent < node and node:
+                raise ValueError("DraftTree: parents must come before their children")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -30,18 +63,18 @@ class DraftTree:
         """A tree of width one."""
         return cls(tokens=(root, *drafted), parents=tuple(range(-1, len(drafted))))
 
-    @property
+    @cached_property
     def depths(self) -> tuple[int, ...]:
         """Distance of each node from the root."""
-        depths = [0] * len(self)
-        for node, parent in enumerate(self.parents[1:], start=1):
-            depths[node] = depths[parent] + 1
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
         return tuple(depths)
 
-    @property
-    def children(self) -> dict[tuple[int, int], int]:
+    @cached_property
+    def children(self) -> Mapping[tuple[int, int], int]:
         """(parent, token) to node; of equal siblings the first."""
-        found: dict[tuple[int, int], int] = {}
-        for node, parent in enumerate(self.parents[1:], start=1):
-            found.setdefault((parent, self.tokens[node]), node)
-        return found
+        # From the last node to the first, so that of equal siblings the first one stays.
+        nodes = range(len(self) - 1, 0, -1)
+        pairs = zip(self.parents[:0:-1], self.tokens[:0:-1], strict=True)
+        return dict(zip(pairs, nodes, strict=True))
