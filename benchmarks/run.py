@@ -29,6 +29,7 @@ BENCHMARKS = (
     "averaging_tau",
     "resume_exact",
     "prepare_speed",
+    "tree_speed",
 )
 PEERS = ("peers.step", "peers.tau")
 """Run by name alone: they need another project's package, in the environment of `bench-peers`."""

@@ -238,6 +238,18 @@ def test_infinite_logits_keep_their_place():
     assert top_columns(row, 5)[1].tolist() == [[3, 250, 7, 0, 1]]
 
 
+@pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
+def test_log_probabilities_are_exact_at_any_scale_and_never_above_0(scale):
+    logits = torch.randn(4, 5000, generator=torch.Generator().manual_seed(3)) * scale
+    logits[:, 9] = -math.inf
+    logits[3, 1:] = -math.inf
+    tokens, found = top_log_probs(logits, 20)
+    wanted = logits.double().log_softmax(-1).gather(-1, torch.tensor(tokens))
+    torch.testing.assert_close(torch.tensor(found).double(), wanted, rtol=2e-6, atol=2e-7)
+    assert max(max(row) for row in found) <= 0.0
+    assert found[3] == [0.0, *[-math.inf] * 19]
+
+
 def test_equal_probabilities_are_ordered_by_token():
     tokens, _ = top_log_probs(torch.zeros(2, 5), 5)
     assert tokens == [[0, 1, 2, 3, 4]] * 2
