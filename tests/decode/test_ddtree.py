@@ -12,9 +12,9 @@ from paceline.decode.ddtree import (
     best_first,
     build_tree,
     draft_tree,
-    top_columns,
     top_log_probs,
 )
+from paceline.decode.rows import ranks_of, top_columns
 from paceline.decode.verify import ancestor_mask, walk
 from paceline.types.tree import DraftTree, TreeShape
 
@@ -230,6 +230,7 @@ def test_the_largest_columns_are_exact_with_ties_by_column(seed, columns, count,
         wanted = sorted(range(columns), key=lambda c: (-line[c], c))[:count]
         assert found[row].tolist() == wanted
         assert values[row].tolist() == [line[c] for c in wanted]
+        assert ranks_of(rows[[row] * count], found[row]).tolist() == list(range(count))
 
 
 def test_infinite_logits_keep_their_place():
@@ -272,7 +273,10 @@ def test_temperatures_flatten_or_sharpen_their_own_depth():
         wanted = (logits[row] / temperature).log_softmax(-1)[tokens[row]]
         torch.testing.assert_close(torch.tensor(found[row]), wanted)
     with pytest.raises(ValueError, match="2 temperatures for 3 depths"):
-        top_log_probs(logits, 4, temperatures=(1.0, 1.0))
+        draft_tree(0, logits, TreeShape(4, depth=2), temperatures=(1.0, 1.0))
+    for bad in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="finite and above 0"):
+            top_log_probs(logits, 4, temperatures=(1.0, bad, 1.0))
 
 
 def test_a_draft_of_logits_is_the_tree_of_its_best_columns():

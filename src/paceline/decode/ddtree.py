@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from paceline.decode.rows import sum_exp, top_columns
 from paceline.types.tree import DraftTree, TreeShape
 
 Children = tuple[Sequence[int], Sequence[float]]
@@ -136,6 +137,7 @@ def draft_tree(
     shape = TreeShape(shape) if isinstance(shape, int) else shape
     levels = shape.levels(logits.shape[0])
     if temperatures is not None:
+        check_temperatures(temperatures, logits.shape[0])
         temperatures = temperatures[:levels]
     return build_tree(root, *top_log_probs(logits[:levels], shape.ranks, d2t, temperatures), shape)
 
@@ -162,52 +164,17 @@ def top_log_probs(
     """
     values, ids = top_columns(logits, min(width, logits.shape[-1]))
     if temperatures is not None:
-        if len(temperatures) != logits.shape[0]:
-            raise ValueError(f"{len(temperatures)} temperatures for {logits.shape[0]} depths")
+        check_temperatures(temperatures, logits.shape[0])
         rows = torch.tensor(temperatures, dtype=logits.dtype, device=logits.device)[:, None]
         logits, values = logits / rows, values / rows
     peaks = values[:, :1]
-    # exp takes ten times as long where it underflows; a whole row at e^-80 adds nothing.
-    sums = (logits - peaks).clamp_(min=-80.0).exp_().sum(dim=-1, keepdim=True)
-    log_probs = (values - peaks) - sums.log_()
+    log_probs = (values - peaks) - sum_exp(logits - peaks).log_()
     return (ids if d2t is None else ids + d2t[ids]).tolist(), log_probs.tolist()
 
 
-def top_columns(rows: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest values of each row [D, V] and their columns, falling; fp32 is fastest.
-
-    Equal ones by column, also where only some of the equal ones are among the largest. The columns
-    are looked for in blocks: the c largest lie in the c blocks with the largest maxima, so most of
-    V is looked at once.
-    """
-    total = rows.shape[-1]
-    block = 1 << round(math.log2(max(1.0, total / count)) / 2)
-    blocks = total // block
-    if block < 8 or blocks <= count:
-        places = _largest(rows, count)
-        return rows.gather(-1, places), places
-    whole = rows[:, : blocks * block].unflatten(-1, (blocks, block))
-    # In rising order, so that a lower place among the candidates is a lower column.
-    chosen = _largest(whole.amax(dim=-1), count).sort(dim=-1).values
-    inside = torch.arange(block, device=rows.device)
-    columns = (chosen[:, :, None] * block + inside).flatten(1)
-    rest = torch.arange(blocks * block, total, device=rows.device)
-    columns = torch.cat((columns, rest.expand(rows.shape[0], -1)), dim=1)
-    places = _largest(rows.gather(-1, columns), count)
-    columns = columns.gather(-1, places)
-    return rows.gather(-1, columns), columns
-
-
-def _largest(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Places of the `count` largest of each row, falling, equal ones by place; int64 [D, count].
-
-    `topk` takes any of equal ones. Keys that hold the place too are all different.
-    """
-    if rows.dtype != torch.float32:
-        return rows.argsort(dim=-1, descending=True, stable=True)[:, :count]
-    # + 0.0 makes -0.0 a 0.0. The bits of a float are in the order of its value, but that those of
-    # negative ones rise as it falls.
-    bits = (rows + 0.0).view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    places = torch.arange(rows.shape[-1], device=rows.device)
-    return ((ordered.long() << 32) - places).topk(count, dim=-1).indices
+def check_temperatures(temperatures: Sequence[float], depths: int) -> None:
+    """Raise ValueError unless there is one finite temperature above 0 for each depth."""
+    if len(temperatures) != depths:
+        raise ValueError(f"{len(temperatures)} temperatures for {depths} depths")
+    if not all(0 < value < math.inf for value in temperatures):
+        raise ValueError(f"temperatures must be finite and above 0, not {list(temperatures)}")

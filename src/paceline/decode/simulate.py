@@ -4,7 +4,8 @@ Exact for answers that the target gave greedily: the target's choice after any a
 then the answer's own next token (docs/algorithms.md, "Walk").
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
@@ -20,6 +21,20 @@ _LOGITS = 1 << 24
 """Logits that exist at a time, 64 MiB: memory depends on neither anchors nor vocabulary."""
 
 
+class Observer(Protocol):
+    """Sees all that a drafter says at the anchors, as `SlotTally` and `TemperatureFit` do."""
+
+    def add(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        proposed: torch.Tensor,
+        valid: torch.Tensor,
+    ) -> None:
+        """Logits fp32 [A, D, V], labels by column int64, whether they have one, whether valid."""
+        ...
+
+
 def method_name(budget: int | None) -> str:
     """`chain`, or `ddtree-M`."""
     return CHAIN if budget is None else f"ddtree-{budget}"
@@ -33,6 +48,9 @@ def accepted_depths(
     loss_mask: torch.Tensor,
     anchors: torch.Tensor,
     budgets: Sequence[int],
+    *,
+    temperatures: Sequence[float] | None = None,
+    observers: Sequence[Observer] = (),
 ) -> dict[str, list[int]]:
     """Drafted tokens that would be accepted at each anchor, by the chain and by each budget.
 
@@ -44,6 +62,8 @@ def accepted_depths(
         loss_mask: bool [S], true on the answer.
         anchors: int64 [A].
         budgets: draft-tree budgets.
+        temperatures: of the trees, by depth; None for 1.
+        observers: are shown the logits of all anchors, in the same pass.
 
     Returns:
         Method name to A depths.
@@ -63,13 +83,17 @@ def accepted_depths(
             document = Document(rows=slice(None), blocks=slice(None))
             hidden = drafter.draft(head.embed(ids), part, contexts, [document])
             all_logits = head.logits(hidden).float()
+            if observers:
+                columns, proposed = drafter.to_draft(labels)
+                for observer in observers:
+                    observer.add(all_logits, columns, proposed, valid)
             for row, logits in enumerate(all_logits):
                 wanted = labels[row][: int(valid[row].sum())].tolist()
                 drafted = drafter.to_target(logits.argmax(dim=-1))
                 found[CHAIN].append(_prefix_match(drafted.tolist(), wanted))
                 if not budgets:
                     continue
-                best = top_log_probs(logits, largest, drafter.d2t)
+                best = top_log_probs(logits, largest, drafter.d2t, temperatures)
                 tree = build_tree(int(ids[row, 0]), *best, largest)
                 path = _path(tree.children, wanted)
                 for budget in budgets:
@@ -107,7 +131,7 @@ def _prefix_match(drafted: Sequence[int], wanted: Sequence[int]) -> int:
     return min(len(drafted), len(wanted))
 
 
-def _path(children: dict[tuple[int, int], int], wanted: Sequence[int]) -> list[int]:
+def _path(children: Mapping[tuple[int, int], int], wanted: Sequence[int]) -> list[int]:
     node, path = 0, []
     for token in wanted:
         child = children.get((node, token))

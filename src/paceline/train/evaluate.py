@@ -1,8 +1,8 @@
 """Simulated τ on validation samples: no generation, the same anchors at every evaluation."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from paceline.decode.simulate import accepted_depths
+from paceline.decode.simulate import Observer, accepted_depths
 from paceline.drafter.dflash import DFlash
 from paceline.features.reader import FeatureReader
 from paceline.objective.blocks import sample_anchors
@@ -32,8 +32,14 @@ def depths_at_anchors(
     *,
     anchors: int,
     seed: int,
+    temperatures: Sequence[float] | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Depths:
-    """What a verification would accept at the same anchors of these samples as ever."""
+    """What a verification would accept at the same anchors of these samples as ever.
+
+    `temperatures` and `observers` as in `accepted_depths`: with a `SlotTally`, the same pass gives
+    coverage and calibration error by depth.
+    """
     was_training = drafter.training
     drafter.eval()
     depths: Depths = {}
@@ -54,6 +60,8 @@ def depths_at_anchors(
             tokens.loss_mask.to(device),
             drawn.to(device),
             BUDGETS,
+            temperatures=temperatures,
+            observers=observers,
         )
         for method, values in found.items():
             depths.setdefault(method, []).extend(values)
