@@ -47,8 +47,8 @@ def test_the_sentence_says_when_the_chain_wins():
     chosen = choose_budget({None: 3.0, 16: 4.0, 64: 4.5}, costs, drafted=7)
     assert chosen.budget is None
     assert chosen.sentence == (
-        "the chain wins: ddtree-16 decodes 0.83 times as fast as the chain, as ddtree-16 has a tau "
-        "of 4.00 for 3.00, and a round costs 1.60 times as much"
+        "the chain wins: ddtree-16, the best tree, decodes 0.83 times as fast as the chain, with a "
+        "tau of 4.00 for 3.00 and rounds that cost 1.60 times as much"
     )
 
 
@@ -56,19 +56,19 @@ def test_the_sentence_says_when_a_tree_wins_and_when_a_larger_one_might():
     costs = RoundCosts(draft=0.0, verify=CostCurve((1, 65), (1.0, 1.0)))
     chosen = choose_budget({None: 2.0, 16: 3.0, 64: 2.5}, costs, drafted=7)
     assert chosen.sentence == (
-        "ddtree-16 wins: ddtree-16 decodes 1.50 times as fast as the chain, as tau is 3.00 for "
-        "2.00, and a round costs 1.00 times as much"
+        "ddtree-16 wins: it decodes 1.50 times as fast as the chain, with a tau of 3.00 for 2.00 "
+        "and rounds that cost 1.00 times as much"
     )
     chosen = choose_budget({None: 2.0, 16: 3.0, 64: 4.0}, costs, drafted=7)
     assert chosen.budget == 64
-    assert "the largest budget that was compared, a larger one may be better" in chosen.sentence
+    assert "the largest budget that was compared, and a larger one may be better" in chosen.sentence
 
 
 def test_the_sentence_says_when_no_draft_pays():
     costs = RoundCosts(draft=2.0, verify=linear(1.0, 0.1))
     chosen = choose_budget({None: 1.2, 16: 1.4}, costs, drafted=7)
     assert chosen.budget is None
-    assert "Plain decoding is faster than both (0.35x)" in chosen.sentence
+    assert "Plain decoding is faster still: chain reaches 0.35x of it" in chosen.sentence
     assert "no budget was compared" in choose_budget({None: 3.0}, costs, drafted=7).sentence
 
 

@@ -121,29 +121,26 @@ def choose_budget(
 
 def _sentence(best: MethodRate, table: Sequence[MethodRate]) -> str:
     chain, *trees = table
-    if best.budget is None and trees:
-        rival = max(trees, key=lambda rate: rate.speedup)
-        said = (
-            f"the chain wins: {_gain(rival, chain)}, as {rival.name} has a tau of {rival.tau:.2f} "
-            f"for {chain.tau:.2f}, and a round costs {rival.seconds / chain.seconds:.2f} times as "
-            "much"
-        )
-    elif best.budget is None:
+    if not trees:
         said = "the chain: no budget was compared with it"
+    elif best is chain:
+        rival = max(trees, key=lambda rate: rate.speedup)
+        said = f"the chain wins: {rival.name}, the best tree, {_beside(rival, chain)}"
     else:
-        said = (
-            f"{best.name} wins: {_gain(best, chain)}, as tau is {best.tau:.2f} for "
-            f"{chain.tau:.2f}, and a round costs {best.seconds / chain.seconds:.2f} times as much"
-        )
+        said = f"{best.name} wins: it {_beside(best, chain)}"
         if len(trees) > 1 and best is trees[-1]:
-            said += "; it is the largest budget that was compared, a larger one may be better"
-    if best.speedup <= 1:
-        said += f". Plain decoding is faster than both ({best.speedup:.2f}x)"
+            said += "; it is the largest budget that was compared, and a larger one may be better"
+    if best.speedup < 1:
+        said += f". Plain decoding is faster still: {best.name} reaches {best.speedup:.2f}x of it"
     return said
 
 
-def _gain(rate: MethodRate, other: MethodRate) -> str:
-    return f"{rate.name} decodes {rate.speedup / other.speedup:.2f} times as fast as the chain"
+def _beside(tree: MethodRate, chain: MethodRate) -> str:
+    return (
+        f"decodes {tree.speedup / chain.speedup:.2f} times as fast as the chain, with a tau of "
+        f"{tree.tau:.2f} for {chain.tau:.2f} and rounds that cost "
+        f"{tree.seconds / chain.seconds:.2f} times as much"
+    )
 
 
 Clock = Callable[[], float]
