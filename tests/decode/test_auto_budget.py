@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafting import load_tiny_target
+from paceline.decode.attention_state import AttentionState
 from paceline.decode.auto_budget import (
     CostCurve,
     RoundCosts,
@@ -15,7 +16,7 @@ from paceline.decode.auto_budget import (
     measure_costs,
     verify_costs,
 )
-from paceline.decode.session import TargetSession
+from paceline.decode.session import open_session
 from paceline.types.tree import DraftTree
 
 TAPS = (1, 2, 3)
@@ -152,13 +153,13 @@ def test_a_real_target_is_measured_and_its_budget_chosen(tmp_path, monkeypatch, 
     target = load_tiny_target(tmp_path)
     rows = (1, 4, 17, 65, 257)
     seen = []
-    verify = TargetSession.verify
+    verify = AttentionState.verify
 
-    def watched(self, tree):
-        seen.append((len(tree), self.length))
-        return verify(self, tree)
+    def watched(self, trees):
+        seen.append((len(trees[0]), self.lengths[0]))
+        return verify(self, trees)
 
-    monkeypatch.setattr(TargetSession, "verify", watched)
+    monkeypatch.setattr(AttentionState, "verify", watched)
     curve = verify_costs(target, [5, 17, 90, 33, 8], rows, taps=TAPS, repeats=2, clock=clock)
     assert curve.sizes == rows
     assert all(seconds > 0 for seconds in curve.seconds)
@@ -173,11 +174,9 @@ def test_a_real_target_is_measured_and_its_budget_chosen(tmp_path, monkeypatch, 
 def test_a_measured_target_decodes_on_as_before(tmp_path):
     """A verification that nothing is committed of leaves the cache as it was."""
     target = load_tiny_target(tmp_path)
-    session = TargetSession(target, TAPS)
-    session.prefill([5, 17, 90])
-    wanted, _ = session.verify(DraftTree.chain(8, ()))
-    session.commit((), 1)
-    session.verify(DraftTree.chain(8, (9, 10)))
-    session.commit((), 3)
-    again, _ = session.verify(DraftTree.chain(8, ()))
+    session = open_session(target, TAPS)
+    session.prefill([[5, 17, 90]])
+    [wanted] = session.verify([DraftTree.chain(8, ())])
+    session.verify([DraftTree.chain(8, (9, 10))])
+    [again] = session.verify([DraftTree.chain(8, ())])
     assert again.equal(wanted)

@@ -23,6 +23,7 @@ from paceline.decode.sampling import (
     distribution,
     kept_tokens,
 )
+from paceline.types.tree import TreeShape
 
 VOCAB = 5
 SAMPLINGS = [
@@ -111,7 +112,11 @@ def _marginals(toy: Toy, prefix: tuple[int, ...]) -> torch.Tensor:
 
 def way_of(toy: Toy, sampling: Sampling, noise, budget, drafting) -> Proposing:
     return Proposing(
-        drafter=toy.drafter, sampling=sampling, noise=noise, budget=budget, drafting=drafting
+        drafter=toy.drafter,
+        sampling=sampling,
+        noise=noise,
+        shape=None if budget is None else TreeShape(budget),
+        drafting=drafting,
     )
 
 

@@ -25,7 +25,7 @@ class AttentionState:
         self._columns = Columns(requests)
         self.layers = [RoomLayer(self._columns) for _ in spec.layer_kinds]
         self._cache = DynamicCache()
-        self._cache.layers = [*self.layers]
+        self._cache.layers.extend(self.layers)
         self._features: torch.Tensor | None = None
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.decode.session import TargetSession
+from paceline.decode.session import open_session
 from paceline.target.load import Target
 from paceline.types.tree import DraftTree
 
@@ -194,8 +194,8 @@ def verify_costs(
         clock: `time.process_time` for CPU time, on a CPU alone; wall time without.
 
     """
-    session = TargetSession(target, taps)
-    session.prefill(prompt)
+    session = open_session(target, taps)
+    session.prefill([prompt])
     device = target.model.device
     on_host = device.type == "cpu"
     if clock is time.process_time and not on_host:
@@ -203,8 +203,7 @@ def verify_costs(
 
     def verify(size: int) -> None:
         # A chain: what a verification costs depends on its rows, not on who sees whom.
-        session.verify(DraftTree.chain(prompt[-1], (prompt[-1],) * (size - 1)))
-        session.commit((), size)
+        session.verify([DraftTree.chain(prompt[-1], (prompt[-1],) * (size - 1))])
 
     return measure_costs(
         verify,

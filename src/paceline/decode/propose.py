@@ -6,12 +6,12 @@ from enum import StrEnum
 
 import torch
 
-from paceline.decode.ddtree import build_tree, top_log_probs
+from paceline.decode.ddtree import draft_tree
 from paceline.decode.residual import Drawn, accept_chain, draw_chain
 from paceline.decode.sampling import PositionKeyedNoise, Sampling, choose
 from paceline.decode.verify import Accepted, walk
 from paceline.drafter.proposer import Proposer
-from paceline.types.tree import DraftTree
+from paceline.types.tree import DraftTree, TreeShape
 
 
 class Drafting(StrEnum):
@@ -46,21 +46,26 @@ class Proposing:
     drafter: Proposer
     sampling: Sampling
     noise: PositionKeyedNoise | None
-    budget: int | None
-    drafting: Drafting
+    shape: TreeShape | None
+    """None drafts a chain."""
+    temperatures: Sequence[float] | None = None
+    """Of a tree, by depth; None for 1."""
+    drafting: Drafting = Drafting.GREEDY
 
     def __post_init__(self) -> None:
         if not self.sampling.is_greedy and self.noise is None:
             raise ValueError("sampling needs the request's noise")
-        if self.budget is not None and self.drafting is not Drafting.GREEDY:
+        if self.shape is not None and self.drafting is not Drafting.GREEDY:
             raise ValueError(f"a draft tree holds the best tokens; it cannot be {self.drafting}")
 
     def propose(self, root: int, slot_logits: torch.Tensor, first: int) -> Proposal:
         """Draft from `slot_logits` fp32 [D, K] behind `root`; `first` is the position after it."""
         to_target = self.drafter.to_target
-        if self.budget is not None:
-            best = top_log_probs(slot_logits, self.budget, self.drafter.d2t)
-            return Proposal(build_tree(root, *best, self.budget))
+        if self.shape is not None:
+            d2t, temperatures = self.drafter.d2t, self.temperatures
+            return Proposal(
+                draft_tree(root, slot_logits, self.shape, d2t=d2t, temperatures=temperatures)
+            )
         if self.noise is None or self.sampling.is_greedy or self.drafting is Drafting.GREEDY:
             return Proposal(DraftTree.chain(root, to_target(slot_logits.argmax(dim=-1)).tolist()))
         if self.drafting is Drafting.SAMPLED:
@@ -75,16 +80,17 @@ class Proposing:
         """Judge a proposal by the target's logits fp32 [n, V], a row per node."""
         if proposal.drawn is not None and self.noise is not None:
             return accept_chain(proposal.drawn, logits, self.sampling, self.noise, first)
-        depths = proposal.tree.depths
-        if self.sampling.is_greedy or self.noise is None:
-            positions: Sequence[int] = [first + depth for depth in depths]
-            return walk(proposal.tree, choose(logits, (), positions, self.sampling).__getitem__)
-        noise = [self.noise]
+        noise = [] if self.noise is None else [self.noise]
+        depths, is_greedy = proposal.tree.depths, self.sampling.is_greedy
+        if is_greedy and logits.device.type != "cpu":
+            # One wait for the device; on the host a row that nobody asks for is saved.
+            everywhere = [first + depth for depth in depths]
+            return walk(proposal.tree, choose(logits, (), everywhere, self.sampling).__getitem__)
 
-        def draw(node: int) -> int:
+        def choice(node: int) -> int:
             return choose(logits[node][None], noise, [first + depths[node]], self.sampling)[0]
 
-        return walk(proposal.tree, draw)
+        return walk(proposal.tree, choice)
 
     def _by_target_id(self, slot_logits: torch.Tensor) -> torch.Tensor:
         """Columns of draft ids as columns of target ids, so that a token meets its own noise."""

@@ -16,7 +16,7 @@ from paceline.drafter.dflash import DFlash
 from paceline.drafter.session import DraftSession
 from paceline.target.head import TargetHead
 from paceline.target.load import Target
-from paceline.types.tree import DraftTree
+from paceline.types.tree import DraftTree, TreeShape
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,8 @@ def decode_speculative(
     *,
     max_new_tokens: int,
     eos_ids: frozenset[int],
-    budget: int | None = None,
+    budget: TreeShape | int | None = None,
+    temperatures: Sequence[float] | None = None,
     sampling: Sampling = GREEDY,
     noise: PositionKeyedNoise | None = None,
     drafting: Drafting = Drafting.GREEDY,
@@ -136,6 +137,7 @@ def decode_speculative(
         max_new_tokens=max_new_tokens,
         eos_ids=eos_ids,
         budget=budget,
+        temperatures=temperatures,
         sampling=sampling,
         noises=None if noise is None else [noise],
         drafting=drafting,
@@ -146,7 +148,7 @@ def decode_speculative(
 class Decoding:
     """Speculative decoding of B requests side by side, round by round.
 
-    With a chain, or a draft tree of `budget` nodes. Token for token what `decode_plain` gives with
+    With a chain, or a draft tree of that budget. Token for token what `decode_plain` gives with
     the same noise (unless `drafting` is sampled: then in distribution), wherever the target's
     choice is not so close that differently shaped products round it either way. A request that is
     done leaves the batch.
@@ -161,7 +163,8 @@ class Decoding:
         *,
         max_new_tokens: int,
         eos_ids: frozenset[int],
-        budget: int | None = None,
+        budget: TreeShape | int | None = None,
+        temperatures: Sequence[float] | None = None,
         sampling: Sampling = GREEDY,
         noises: Sequence[PositionKeyedNoise] | None = None,
         drafting: Drafting = Drafting.GREEDY,
@@ -183,7 +186,8 @@ class Decoding:
                 drafter=drafter,
                 sampling=sampling,
                 noise=each[number],
-                budget=budget,
+                shape=TreeShape(budget) if isinstance(budget, int) else budget,
+                temperatures=temperatures,
                 drafting=drafting,
             )
             request = _Request(number, len(prompt), way, DraftSession(drafter, head))
