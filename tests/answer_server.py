@@ -29,10 +29,10 @@ from aiohttp import web
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import paceline
-from paceline.corpus.template import encode, load_tokenizer, render_text
 from paceline.decode.generate import generate
 from paceline.decode.sampling import Sampling
 from paceline.recipe.schema import TargetRecipe
+from paceline.target.chat import encode, load_tokenizer, render_text
 from paceline.target.load import load_target
 
 PRELOADED = (LlamaForCausalLM, PreTrainedTokenizerFast)

@@ -24,7 +24,7 @@ from typing import Any
 import jinja2
 
 from paceline.corpus.end_tokens import TurnEnd
-from paceline.corpus.rejection import RowRejected, TemplateRejected
+from paceline.rows.rejection import RowRejected, TemplateRejected
 
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None

@@ -8,12 +8,12 @@ from random import Random
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.corpus.ids import prompt_id, sample_id
 from paceline.corpus.mask import Renderer
 from paceline.corpus.regenerate import run
-from paceline.corpus.template import load_tokenizer
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import CorpusRecipe, Recipe, RegenerateRecipe, TargetRecipe
+from paceline.rows.ids import prompt_id, sample_id
+from paceline.target.chat import load_tokenizer
 from paceline.types import Sample, Split
 from paceline.types.sample import encode_sample
 from tiny_models import tiny_model

@@ -7,8 +7,8 @@ from checkout import ROOT
 from fixtures_chatml import ALTERNATING, byte_chatml
 from fixtures_corpus import quarantine_of, recipe_of, samples_of
 from paceline.corpus import stage
-from paceline.corpus.formats import read_rows
 from paceline.recipe.run_dir import RunDir
+from paceline.rows.formats import read_rows
 
 CASES = ROOT / "demo" / "cases.jsonl"
 LISTED = ROOT / "demo" / "cases.md"

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from fixtures_chatml import byte_chatml, turns
 from fixtures_corpus import write_jsonl
-from paceline.corpus import raw_row
-from paceline.corpus.conversation import conversation_of
-from paceline.corpus.formats import read_rows
-from paceline.corpus.ids import prompt_id, prompt_turns, sample_id, split_of
-from paceline.corpus.overlap import Overlap, grams_of
-from paceline.corpus.rejection import RowRejected
-from paceline.corpus.template import rendering_identity, tokenizer_digest
 from paceline.durable.errors import DataError
+from paceline.rows import raw_row
+from paceline.rows.conversation import conversation_of
+from paceline.rows.formats import read_rows
+from paceline.rows.ids import prompt_id, prompt_turns, sample_id, split_of
+from paceline.rows.overlap import Overlap, grams_of
+from paceline.rows.rejection import RowRejected
+from paceline.target.chat import rendering_identity, tokenizer_digest
 from paceline.types import Split
 
 OPENAI = {"messages": turns("s:be nice|u:hi|a:ok")}

@@ -10,8 +10,8 @@ from golden_chats import ADD, CHATS, GOLDENS, POSITIONS, thought
 from mask_reference import Reference
 from paceline.corpus.end_tokens import turn_end
 from paceline.corpus.mask import Renderer
-from paceline.corpus.rejection import RowRejected
-from paceline.corpus.template import load_tokenizer
+from paceline.rows.rejection import RowRejected
+from paceline.target.chat import load_tokenizer
 
 RENDERERS = {"definition": Reference, "program": Renderer}
 

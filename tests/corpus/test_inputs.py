@@ -19,14 +19,14 @@ from pyarrow import ipc
 from fixtures_chatml import turns
 from fixtures_corpus import quarantine_of, recipe_of, samples_of
 from paceline.corpus import stage
-from paceline.corpus.conversation import conversation_of
-from paceline.corpus.formats import read_rows
 from paceline.durable.errors import DataError, RecipeError
 from paceline.recipe.check import check_paths
 from paceline.recipe.data_files import data_digest, data_files, data_name
 from paceline.recipe.load import resolve_paths
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import SourceRecipe
+from paceline.rows.conversation import conversation_of
+from paceline.rows.formats import read_rows
 
 ROWS = [{"messages": turns(f"u:question {i} ö|a:answer\n\n{i} 中")} for i in range(7)]
 MADE = [conversation_of(row) for row in ROWS]
@@ -389,7 +389,7 @@ def test_arrays_and_objects_that_are_cut_or_damaged(tmp_path, text, expected):
 
 @pytest.mark.parametrize("piece", [1, 2, 7])
 def test_where_a_stream_is_cut_into_pieces_changes_nothing(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr("paceline.corpus.json_values._PIECE", piece)
+    monkeypatch.setattr("paceline.rows.json_values._PIECE", piece)
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"a": '\\"]},{['}, {"b": [{"c": "]"}]}, 3]))
     assert [row.value for row in read_rows(path)] == [
@@ -400,7 +400,7 @@ def test_where_a_stream_is_cut_into_pieces_changes_nothing(tmp_path, monkeypatch
 
 
 def test_a_value_that_is_too_long_is_passed_over(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.corpus.raw_row.MAX_ROW_BYTES", 100)
+    monkeypatch.setattr("paceline.rows.raw_row.MAX_ROW_BYTES", 100)
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"a": "x" * 5000}, {"a": 1}]))
     assert faults(path) == ["line_too_long", None]

@@ -12,14 +12,14 @@ from fixtures_chatml import (
     turns,
 )
 from paceline.corpus.answer import answer_sample
-from paceline.corpus.conversation import conversation_of
 from paceline.corpus.mask import Renderer, truncate
 from paceline.corpus.preview import CONTEXT, TRAINED, preview
-from paceline.corpus.rejection import RowRejected, TemplateRejected
 from paceline.corpus.rows import Accepted, Rejected, RowPreparer
-from paceline.corpus.template import render_text
 from paceline.durable.errors import TargetError
 from paceline.recipe.schema import CorpusRecipe
+from paceline.rows.conversation import conversation_of
+from paceline.rows.rejection import RowRejected, TemplateRejected
+from paceline.target.chat import render_text
 from paceline.types import Sample
 
 

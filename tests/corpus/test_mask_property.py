@@ -9,8 +9,8 @@ from golden_chats import ADD
 from mask_reference import Reference
 from paceline.corpus.end_tokens import turn_end
 from paceline.corpus.mask import Renderer
-from paceline.corpus.rejection import RowRejected
-from paceline.corpus.template import load_tokenizer
+from paceline.rows.rejection import RowRejected
+from paceline.target.chat import load_tokenizer
 
 _KEYS = ("reasoning_content", "reasoning", "thinking")
 _PIECES = ("ok", "x", "\n", "\n\n", " ", "ö", "🙂", ">", "] ", "assistant", "user\n", "{}")

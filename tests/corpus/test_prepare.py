@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from fixtures_chatml import ALTERNATING, CHATML, byte_chatml, save_tokenizer, turns
 from fixtures_corpus import quarantine_of, reasons_of, recipe_of, samples_of, write_jsonl
 from paceline.corpus import intake, stage
-from paceline.corpus.ids import sample_id
-from paceline.corpus.template import rendering_identity
 from paceline.durable.errors import DataError, RecipeChanged, RecipeError, TargetError
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe, SourceRecipe, TargetRecipe
+from paceline.rows.ids import sample_id
+from paceline.target.chat import rendering_identity
 from paceline.types import Split
 
 

@@ -88,7 +88,8 @@ def test_every_reason_has_rows_to_look_at(tmp_path):
 
 
 def test_each_reason_code_of_the_corpus_has_words():
-    files = (ROOT / "src/paceline/corpus").glob("*.py")
+    folders = [ROOT / "src/paceline" / name for name in ("corpus", "rows")]
+    files = [path for folder in folders for path in folder.glob("*.py")]
     text = "\n".join(path.read_text() for path in files if path.stem not in OF_REGENERATE)
     codes = set(re.findall(r'Rejected\(\s*"([a-z0-9_]+)"', text))
     codes |= set(re.findall(r'super\(\).__init__\("([a-z0-9_]+)"', text))

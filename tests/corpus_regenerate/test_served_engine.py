@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from checkout import ROOT
-from paceline.corpus.ids import prompt_id, sample_id
 from paceline.corpus.mask import Renderer
 from paceline.corpus.regenerate import run
-from paceline.corpus.template import load_tokenizer
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import CorpusRecipe, Recipe, RegenerateRecipe, TargetRecipe
+from paceline.rows.ids import prompt_id, sample_id
+from paceline.target.chat import load_tokenizer
 from paceline.target.load import load_target
 from paceline.types import Sample, Split
 from paceline.types.sample import encode_sample, read_samples

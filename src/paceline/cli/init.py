@@ -11,9 +11,6 @@ import tyro
 
 from paceline.cli.settings import Setting, settings_named
 from paceline.cli.terminal import say
-from paceline.corpus.conversation import conversation_of
-from paceline.corpus.formats import read_rows
-from paceline.corpus.rejection import RowRejected
 from paceline.durable.errors import DataError, RecipeError, UserError
 from paceline.durable.fs import write_atomic
 from paceline.recipe.check import check_paths, check_recipe, notes
@@ -31,6 +28,9 @@ from paceline.recipe.schema import (
     TrainRecipe,
 )
 from paceline.recipe.write import template
+from paceline.rows.conversation import conversation_of
+from paceline.rows.formats import read_rows
+from paceline.rows.rejection import RowRejected
 from paceline.target.folder import ModelFolder
 from paceline.target.taps import default_taps
 from paceline.watch.words import command_line, counted

@@ -40,7 +40,7 @@ def run(args: Args) -> int:
 
 def _preview(recipe: Recipe, run_dir: RunDir) -> None:
     from paceline.corpus.preview import TRAINED, preview
-    from paceline.corpus.template import load_tokenizer
+    from paceline.target.chat import load_tokenizer
     from paceline.types.sample import Split, read_samples
 
     regenerated = run_dir.samples(recipe)

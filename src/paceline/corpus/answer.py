@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.corpus.ids import given_sample_id, sample_id
 from paceline.durable.errors import DataError
+from paceline.rows.ids import given_sample_id, sample_id
 from paceline.types import Sample
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ and a conversation that grows turn by turn is tokenised once, not once a turn.
 import re
 from typing import TYPE_CHECKING
 
-from paceline.corpus.rejection import RowRejected
+from paceline.rows.rejection import RowRejected
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

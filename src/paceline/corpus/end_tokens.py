@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paceline.corpus.rejection import TemplateRejected
-from paceline.corpus.template import encode, render_text
 from paceline.durable.errors import TargetError
+from paceline.rows.rejection import TemplateRejected
+from paceline.target.chat import encode, render_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

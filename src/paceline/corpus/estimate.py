@@ -9,16 +9,16 @@ from typing import Any
 
 import msgspec
 
-from paceline.corpus.columnar import columnar_rows, count_rows
-from paceline.corpus.formats import read_rows
 from paceline.corpus.mask import renderer_of
 from paceline.corpus.mixture import expected_sizes
-from paceline.corpus.raw_row import MAX_ROW_BYTES
 from paceline.corpus.rows import Accepted, RowPreparer
-from paceline.corpus.template import check_template_args
 from paceline.durable.errors import DataError
 from paceline.recipe.data_files import data_files
 from paceline.recipe.schema import Recipe, SourceRecipe
+from paceline.rows.columnar import columnar_rows, count_rows
+from paceline.rows.formats import read_rows
+from paceline.rows.raw_row import MAX_ROW_BYTES
+from paceline.target.chat import check_template_args
 
 _READ_WHOLE = 64 << 20
 """Bytes up to which a file's lines are counted; of a larger one they are estimated."""

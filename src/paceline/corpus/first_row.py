@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from paceline.corpus.formats import read_rows
 from paceline.corpus.mask import renderer_of
 from paceline.corpus.rows import Accepted, RowPreparer
-from paceline.corpus.template import check_template_args
 from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import name_of
+from paceline.rows.formats import read_rows
+from paceline.target.chat import check_template_args
 from paceline.types import Sample
 
 if TYPE_CHECKING:

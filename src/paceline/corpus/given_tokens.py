@@ -3,7 +3,7 @@
 from typing import Any
 
 from paceline.corpus.mask import Spans
-from paceline.corpus.rejection import RowRejected
+from paceline.rows.rejection import RowRejected
 
 
 def tokens_of(row: dict[str, Any], vocabulary: int) -> tuple[list[int], Spans]:

@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline.corpus.coverage import TokenCoverage
-from paceline.corpus.formats import read_rows
 from paceline.corpus.mixture import Candidate, is_mixed, left_out, mixture_key
-from paceline.corpus.overlap import Overlap
 from paceline.corpus.quarantine import Quarantine
-from paceline.corpus.raw_row import RawRow
 from paceline.corpus.row_worker import Chunk, Job, Ready, tokenise
 from paceline.corpus.rows import Rejected
 from paceline.corpus.tally import SourceTally, Tally
@@ -27,6 +24,9 @@ from paceline.flow.stream import map_stream
 from paceline.recipe.data_files import data_files
 from paceline.recipe.schema import Recipe, SourceRecipe
 from paceline.recipe.sources import name_of
+from paceline.rows.formats import read_rows
+from paceline.rows.overlap import Overlap
+from paceline.rows.raw_row import RawRow
 from paceline.types import Split
 from paceline.watch.events import Counts, EventWriter
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.corpus.encoder import Encoder, GrowingText
 from paceline.corpus.end_tokens import TurnEnd, turn_end
-from paceline.corpus.rejection import RowRejected
-from paceline.corpus.template import ChatTemplate, Message, load_tokenizer, rendering_identity
 from paceline.recipe.schema import Recipe
+from paceline.rows.conversation import Message
+from paceline.rows.rejection import RowRejected
+from paceline.target.chat import ChatTemplate, load_tokenizer, rendering_identity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

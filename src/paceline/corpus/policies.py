@@ -3,8 +3,8 @@
 from itertools import pairwise
 from typing import Literal
 
-from paceline.corpus.rejection import RowRejected
-from paceline.corpus.template import Message
+from paceline.rows.conversation import Message
+from paceline.rows.rejection import RowRejected
 
 _PLAIN = {"role", "content"}
 

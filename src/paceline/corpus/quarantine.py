@@ -4,9 +4,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from paceline.corpus.raw_row import RawRow
 from paceline.corpus.rows import Rejected
 from paceline.durable.fs import REAL_FS
+from paceline.rows.raw_row import RawRow
 
 MAX_RAW_BYTES = 4096
 """A row is quoted up to here; file and line lead to the rest."""

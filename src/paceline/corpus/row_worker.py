@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from paceline.corpus.mask import renderer_of
-from paceline.corpus.overlap import grams_of
 from paceline.corpus.rows import Accepted, Rejected, RowPreparer
 from paceline.recipe.schema import Recipe
+from paceline.rows.overlap import grams_of
 from paceline.types import Sample, Split
 from paceline.types.sample import encode_sample
 

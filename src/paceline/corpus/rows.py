@@ -6,16 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from paceline.corpus.conversation import Conversation, conversation_of, has_conversation
 from paceline.corpus.given_tokens import tokens_of
-from paceline.corpus.ids import (
-    given_prompt_id,
-    given_sample_id,
-    prompt_id,
-    prompt_turns,
-    sample_id,
-    split_of,
-)
 from paceline.corpus.loops import is_loop
 from paceline.corpus.mask import Event, Renderer, Spans, Tools, truncate
 from paceline.corpus.policies import (
@@ -23,9 +14,17 @@ from paceline.corpus.policies import (
     leading_assistants,
     with_roles_apart,
 )
-from paceline.corpus.rejection import RowRejected
-from paceline.corpus.template import Message
 from paceline.recipe.schema import CorpusRecipe
+from paceline.rows.conversation import Conversation, Message, conversation_of, has_conversation
+from paceline.rows.ids import (
+    given_prompt_id,
+    given_sample_id,
+    prompt_id,
+    prompt_turns,
+    sample_id,
+    split_of,
+)
+from paceline.rows.rejection import RowRejected
 from paceline.types import Sample, Split
 
 

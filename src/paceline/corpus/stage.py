@@ -7,14 +7,7 @@ from typing import Any
 
 from paceline.corpus.intake import Intake
 from paceline.corpus.mask import Renderer, renderer_of
-from paceline.corpus.overlap import GRAM
 from paceline.corpus.tally import Tally
-from paceline.corpus.template import (
-    check_template_args,
-    template_digest,
-    tokenizer_digest,
-    writes_date,
-)
 from paceline.durable.errors import DataError
 from paceline.recipe.corpus_inputs import later_settings
 from paceline.recipe.data_files import data_files
@@ -24,6 +17,13 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import source_fields
 from paceline.recipe.stage import Report, StageRecord
 from paceline.recipe.write import adopt_recipe
+from paceline.rows.overlap import GRAM
+from paceline.target.chat import (
+    check_template_args,
+    template_digest,
+    tokenizer_digest,
+    writes_date,
+)
 from paceline.target.template import RENDERED_BY, rendering_files
 from paceline.types import Split
 from paceline.watch.events import EventWriter

@@ -7,8 +7,8 @@ from paceline.corpus.lint.lint import Lint, trained_samples
 from paceline.corpus.lint.mask_findings import mask_findings
 from paceline.corpus.lint.reasons import words_of
 from paceline.corpus.lint.wording import Finding, are, have, percent, some
-from paceline.corpus.overlap import GRAM
 from paceline.corpus.tally import SourceTally
+from paceline.rows.overlap import GRAM
 from paceline.types import Split
 from paceline.watch.words import counted
 

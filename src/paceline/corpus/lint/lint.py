@@ -15,13 +15,13 @@ from paceline.corpus.lint.measure import Measure
 from paceline.corpus.lint.shown import Shown, shown
 from paceline.corpus.lint.template_facts import TemplateFacts, template_facts
 from paceline.corpus.mask import Renderer, renderer_of
-from paceline.corpus.overlap import OverlapCount
 from paceline.corpus.preview import decoded
 from paceline.corpus.tally import Tally
-from paceline.corpus.template import check_template_args
 from paceline.recipe.data_files import data_files
 from paceline.recipe.schema import Recipe
 from paceline.recipe.sources import name_of
+from paceline.rows.overlap import OverlapCount
+from paceline.target.chat import check_template_args
 from paceline.types import Split
 from paceline.types.sample import read_samples
 

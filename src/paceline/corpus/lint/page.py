@@ -12,15 +12,16 @@ import msgspec
 import paceline
 from paceline.corpus.lint.findings import is_usable
 from paceline.corpus.lint.gallery import ENDS
-from paceline.corpus.lint.languages import LEAST_LETTERS, MOST
+from paceline.corpus.lint.languages import MOST
 from paceline.corpus.lint.lint import Lint, trained_samples
 from paceline.corpus.lint.measure import histogram, mean, percentile
 from paceline.corpus.lint.reasons import words_of
 from paceline.corpus.lint.shown import shortened
 from paceline.corpus.lint.text import SIZES, covered, lengths, ranked, splits
 from paceline.corpus.lint.wording import Finding, percent
-from paceline.corpus.overlap import GRAM
 from paceline.recipe.sources import name_of
+from paceline.rows.language import LEAST_LETTERS
+from paceline.rows.overlap import GRAM
 from paceline.watch.words import counted, number
 
 MARK = b"<!doctype html>\n<!-- A data lint of paceline."

@@ -9,8 +9,8 @@ import msgspec
 
 from paceline.corpus.mask import Renderer
 from paceline.corpus.preview import decoded
-from paceline.corpus.template import template_digest, writes_date
 from paceline.recipe.schema import Recipe
+from paceline.target.chat import template_digest, writes_date
 from paceline.target.template import chat_template
 
 _SWITCHES = ("enable_thinking", "reasoning_effort")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from paceline.corpus.groups import Answer
 from paceline.corpus.mask import Renderer
 from paceline.corpus.served.store import Kept, Refused
-from paceline.corpus.template import encode
+from paceline.target.chat import encode
 from paceline.target.served.pool import BadReply, WrongPrompt
 from paceline.target.served.replies import Reply
 from paceline.types import Sample

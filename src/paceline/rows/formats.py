@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from paceline.corpus import raw_row
-from paceline.corpus.columnar import columnar_rows
-from paceline.corpus.conversation import has_conversation
-from paceline.corpus.json_values import values
-from paceline.corpus.raw_row import RawRow, bad_row, decode_row, too_long, torn_row
-from paceline.corpus.unpacked import Opened, opened
 from paceline.recipe.data_files import PACKED_SUFFIXES, TEXT_SUFFIXES, data_files
+from paceline.rows import raw_row
+from paceline.rows.columnar import columnar_rows
+from paceline.rows.conversation import has_conversation
+from paceline.rows.json_values import values
+from paceline.rows.raw_row import RawRow, bad_row, decode_row, too_long, torn_row
+from paceline.rows.unpacked import Opened, opened
 
 _BOM = b"\xef\xbb\xbf"
 _HEAD = 4096

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import jinja2
 import msgspec
 
-from paceline.corpus.rejection import TemplateRejected
 from paceline.durable.errors import RecipeError, TargetError
+from paceline.rows.conversation import Message
+from paceline.rows.rejection import TemplateRejected
 from paceline.target.template import read_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Message = dict[str, Any]
-"""`role`, `content` and, where present, `tool_calls`, `tool_call_id`, `name`, reasoning."""
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

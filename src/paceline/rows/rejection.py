@@ -1,10 +1,10 @@
-"""Why one row is left out; raised by whatever part of `prepare` finds the reason."""
+"""Why one row cannot be used; raised by whatever part finds the reason."""
 
 from paceline.durable.errors import DataError
 
 
 class RowRejected(DataError):
-    """One row cannot be used; the stage writes it to the quarantine and goes on."""
+    """One row cannot be used; `prepare` writes it to the quarantine and goes on."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
-from paceline.corpus.rejection import RowRejected
-from paceline.corpus.template import Message
+from paceline.rows.rejection import RowRejected
+
+Message = dict[str, Any]
+"""`role`, `content` and, where present, `tool_calls`, `tool_call_id`, `name`, reasoning."""
 
 ROLES = {
     "system": "system",

@@ -1,4 +1,4 @@
-"""How much of the held-out prompts also stands in training prompts.
+"""How much of some prompts also stands in training prompts.
 
 Counted in 8-grams: runs of eight whitespace-separated, lower-cased words of one user turn. Eight
 is long enough that common phrases do not count, and short enough for a changed number or name to

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.corpus.rejection import RowRejected
+from paceline.rows.rejection import RowRejected
 
 MAX_ROW_BYTES = 64 << 20
 """A longer one is no conversation; it is rejected without being held in memory."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from paceline.corpus.raw_row import RawRow, torn_row
 from paceline.durable.errors import DataError
+from paceline.rows.raw_row import RawRow, torn_row
 
 _ROWS = 128
 """Rows that are turned into objects together."""

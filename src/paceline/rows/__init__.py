@@ -1,0 +1,1 @@
+"""Rows out of whatever files people have, and the conversations in them."""
