@@ -17,8 +17,9 @@ from safetensors.torch import save
 from paceline.decode.speculate import decode_plain
 from paceline.drafter.checkpoint import load_drafter
 from paceline.durable.fs import write_atomic
+from paceline.recipe.score_inputs import score_settings
+from paceline.score.choose import choose_prompts
 from paceline.score.prompt import walked_rounds
-from paceline.score.stage import choose_prompts
 from paceline.target.load import load_target
 from paceline.types.sample import Split, read_samples
 
@@ -52,7 +53,7 @@ class Walkable:
 def held_out(bench: Bench, folder: Path) -> list[Walkable]:
     """The target's answers to the prompts that `score` takes, decoded into `folder` once."""
     recipe = bench.recipe
-    block, most = recipe.drafter.block_size, recipe.score.max_new_tokens
+    block, most = recipe.drafter.block_size, score_settings(recipe.score).max_new_tokens
     # The last round of a walk looks a block beyond the limit.
     length = most + block - 1
     prompts = choose_prompts(recipe, bench.run)

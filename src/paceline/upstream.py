@@ -15,6 +15,7 @@ from paceline.recipe.extract_inputs import resolved_codec
 from paceline.recipe.fingerprint import Fields, changed_fields, difference, flatten, keys_of
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
+from paceline.recipe.score_inputs import score_fields
 from paceline.recipe.served_inputs import IN_PROCESS
 from paceline.recipe.sources import source_fields
 from paceline.recipe.stage import Record, changed_outputs, permission, read_record
@@ -28,6 +29,7 @@ _OPEN = {
     "regenerate": ("corpus.template_args.", "regenerate.server_options."),
     "extract": ("extract.layer_ids.",),
     "train": ("template_args.", "vocab_text.", "warm_start.", "train.objective."),
+    "score": ("score.datasets.", "score.convention", "score.warmup"),
 }
 """Mappings and lists by stage: an entry that stands on one side alone is a difference too."""
 
@@ -160,6 +162,13 @@ def _asked(recipe: Recipe, record: Record) -> Fields:
                 kept = ("vocab_text.", "warm_start.")
                 inputs = {k: v for k, v in record.fields.items() if k.startswith(kept)}
             return asked | flatten(own) | inputs
+        case "score":
+            try:
+                own = flatten({"score": score_fields(recipe.score)})
+            except DataError:
+                # Prompts that have gone since: what was measured on them stands.
+                own = {k: v for k, v in record.fields.items() if k.startswith("score.")}
+            return own
         case _:
             return asked
 

@@ -171,6 +171,22 @@ def test_a_score_of_another_recipe_is_never_mixed_in(run, finished, capsys):
     assert {len(p["answer_ids"]) for p in result["prompts"]} == {3}
 
 
+def test_another_score_is_told_before_any_stage_begins(run, finished, capsys):
+    assert go("score", run, finished) == 0
+    questions = finished / "questions.jsonl"
+    questions.write_text(json.dumps({"prompt": "how are you"}) + "\n")
+    before = contents(run)
+    change = f"score.datasets=[{{path: {questions}}}]"
+    assert go("run", run, finished, change) == 2
+    told = capsys.readouterr()
+    assert "score.datasets.0.adapter: '(absent)' -> 'prompts'" in told.err
+    assert "== prepare" not in told.out
+    assert go("run", run, finished, "score.convention=eagle") == 2
+    assert "score.convention: '(absent)' -> 'eagle'" in capsys.readouterr().err
+    assert contents(run) == before
+    assert go("run", run, finished) == 0
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "said"),
     [

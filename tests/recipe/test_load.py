@@ -70,7 +70,7 @@ def test_t_89_a_misspelt_key_is_named_with_its_line_and_the_right_one(tmp_path):
             "corpus: {sources: [{path: a}, {path: b, nmae: c}]}",
             "corpus.sources.1.nmae: unknown key. Did you mean corpus.sources.1.name?",
         ),
-        ("score: {xyzzy: 1}", "score.xyzzy: unknown key. Known here: max_prompts, "),
+        ("score: {xyzzy: 1}", "score.xyzzy: unknown key. Known here: datasets, "),
         ("3: x", "3: unknown key."),
         ("on: x", "True: unknown key."),
     ],

@@ -1,14 +1,26 @@
+from functools import partial
+
 import pytest
 
-from paceline.score.aggregate import acceptance, cost, losslessness
-from paceline.score.prompt import MethodResult, PromptResult
+from paceline.score.aggregate import acceptance as measured
+from paceline.score.aggregate import losslessness
+from paceline.score.cost import cost, plain_timings, timing
+from paceline.score.results import MethodResult, PromptResult
+
+acceptance = partial(measured, depths=3)
 
 
-def result(prompt_id: str, rounds: tuple[int, ...], **method: object) -> PromptResult:
+def result(
+    prompt_id: str, rounds: tuple[int, ...], *, turn: int = 0, **method: object
+) -> PromptResult:
     settings = {"how": "decoded", "identical": True, "walk_rounds": rounds, **method}
     return PromptResult(
         prompt_id=prompt_id,
         dataset="d",
+        domain="d",
+        language="en",
+        turn=turn,
+        temperature=0.0,
         prompt_tokens=3,
         answer_ids=(1,) * (1 + sum(rounds)),
         finish="length",
@@ -24,10 +36,25 @@ def test_t_77_three_rounds_with_a_known_answer():
     found = acceptance([result("a", (3, 2, 1))], "chain", seed=0)
     assert found.tau == pytest.approx(2.0), "with the bonus token"
     assert found.tau - 1 == pytest.approx(1.0), "mean accepted"
+    assert found.rate == pytest.approx(3 / 9)
     assert sum(found.by_depth) == pytest.approx(3 / 3)
     assert found.by_depth == pytest.approx((2 / 3, 1 / 3))
-    conditional = [found.by_depth[0], found.by_depth[1] / found.by_depth[0]]
-    assert conditional == pytest.approx([2 / 3, 1 / 2])
+    assert found.conditional == pytest.approx((2 / 3, 1 / 2, 0 / 1))
+
+
+def test_a_depth_that_no_round_got_to_has_no_conditional_acceptance():
+    found = acceptance([result("a", (2, 1))], "chain", seed=0)
+    assert found.conditional == (1 / 2, 0.0), "at depth 3 there is nothing to divide by"
+    full = acceptance([result("a", (4, 4))], "chain", seed=0)
+    assert full.conditional == (1.0, 1.0, 1.0)
+    assert full.rate == 1.0
+
+
+def test_the_turns_of_a_prompt_are_one_prompt():
+    results = [result("a", (4, 4)), result("a", (1, 1), turn=1), result("b", (2,))]
+    found = acceptance(results, "chain", seed=0)
+    assert (found.prompts, found.rounds) == (2, 5)
+    assert found.tau_prompt_mean == pytest.approx((10 / 4 + 2) / 2)
 
 
 def test_pitfall_26_both_averages_and_the_bonus_token():
@@ -76,3 +103,27 @@ def test_differences_are_near_ties_or_violations():
     assert (found.checked, found.identical, found.near_ties) == (4, 2, 1)
     assert found.violations == ("wrong/chain@3",)
     assert (found.walk_checked, found.walk_equal) == (2, 1)
+
+
+SECONDS = {"prefill": 9.0, "verify": 0.4, "draft": 0.06, "tree": 0.04, "commit": 0.02}
+
+
+def test_seconds_are_summed_by_phase_over_answers():
+    results = [
+        result("a", (3, 1), cpu_seconds=SECONDS, wall_seconds=1.5),
+        result("b", (2,), cpu_seconds=SECONDS, wall_seconds=0.5),
+    ]
+    found = timing(results, "chain")
+    assert (found.rounds, found.tokens, found.wall_seconds) == (3, 6, 2.0)
+    assert found.cpu_seconds == {phase: 2 * s for phase, s in SECONDS.items()}
+    assert found.phase_seconds == {}, "wall time by phase was not measured"
+    assert timing([*results, result("c", (2,), how="walk")], "chain") is None
+    plain = plain_timings(results)["plain"]
+    assert (plain.rounds, plain.cpu_seconds["verify"], plain.wall_seconds) == (20, 2.0, 4.0)
+
+
+def test_wall_time_by_phase_is_that_of_all_answers_or_of_none():
+    one = result("a", (3,), cpu_seconds=SECONDS, wall_seconds=1.0, phase_seconds={"draft": 0.25})
+    two = result("b", (3,), cpu_seconds=SECONDS, wall_seconds=1.0)
+    assert timing([one, one], "chain").phase_seconds == {"draft": 0.5}
+    assert timing([one, two], "chain").phase_seconds == {}

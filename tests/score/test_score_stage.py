@@ -1,19 +1,28 @@
 import json
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 
 import jsonschema
 import pytest
 import torch
 
 from drafting import TAPS, load_tiny_target, tiny_drafter
+from paceline.decode.speculate import decode_plain
 from paceline.drafter.checkpoint import load_drafter, save_drafter
 from paceline.durable.errors import DataError, NotLossless, RecipeChanged, TargetError
 from paceline.recipe.run_dir import RunDir
-from paceline.recipe.schema import DrafterRecipe, Recipe, ScoreRecipe, TargetRecipe
-from paceline.recipe.stage import StageRecord
+from paceline.recipe.schema import (
+    DrafterRecipe,
+    Recipe,
+    ScoreRecipe,
+    ScoreSetRecipe,
+    TargetRecipe,
+)
+from paceline.recipe.stage import StageRecord, read_record
+from paceline.score import choose, stage
 from paceline.score import prompt as prompt_module
-from paceline.score import stage
+from paceline.target.chat import load_tokenizer
 from paceline.types.sample import Sample, Split, encode_sample
 
 
@@ -177,7 +186,7 @@ def test_prompts_without_room_are_left_out_and_said(scored, target, caplog):
     room = target.spec.max_position - recipe.drafter.block_size
     # Prompts have 5 to 14 tokens: those of 5 and 6 fit, a huge tree takes no more positions.
     tight = replace(recipe.score, max_prompts=None, max_new_tokens=room - 6, budgets=(400,))
-    chosen = stage.choose_prompts(replace(recipe, score=tight), run_dir)
+    chosen = choose.choose_prompts(replace(recipe, score=tight), run_dir)
     assert sorted(len(p.input_ids) for p in chosen) == [5, 6]
     assert "8 held-out prompts are left out" in caplog.text
     none = replace(recipe.score, max_new_tokens=target.spec.max_position)
@@ -189,5 +198,130 @@ def test_prompts_without_room_are_left_out_and_said(scored, target, caplog):
 def test_as_many_prompts_prove_the_walk_as_asked_for(scored, asked, marked):
     recipe, run_dir = scored
     score = replace(recipe.score, max_prompts=None, walk_check_prompts=asked)
-    chosen = stage.choose_prompts(replace(recipe, score=score), run_dir)
+    chosen = choose.choose_prompts(replace(recipe, score=score), run_dir)
     assert sum(p.check_walk for p in chosen) == marked
+
+
+@pytest.fixture
+def with_datasets(scored, tmp_path):
+    """The same run, scored on a data set of two turns and on one of problems."""
+    recipe, run_dir = scored
+    rows = [{"turns": [f"first {n}", f"second {n}"], "category": f"c{n % 2}"} for n in range(3)]
+    mt_bench, gsm8k = tmp_path / "mt_bench.jsonl", tmp_path / "gsm8k.jsonl"
+    mt_bench.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gsm8k.write_text(json.dumps({"question": "one two three four five six seven eight nine"}))
+    sets = (
+        ScoreSetRecipe(path=str(mt_bench), adapter="mt_bench"),
+        ScoreSetRecipe(path=str(gsm8k), adapter="gsm8k", name="problems"),
+    )
+    score = replace(recipe.score, datasets=sets, max_prompts=None)
+    return replace(recipe, score=score), run_dir
+
+
+def trained_on(run_dir, *texts: str) -> None:
+    """Let the corpus hold these prompts, in training."""
+    with run_dir.regenerated.open("ab") as file:
+        for number, text in enumerate(texts):
+            file.write(
+                encode_sample(
+                    Sample(
+                        sample_id=f"{100 + number:032x}",
+                        prompt_id=f"{100 + number:032x}",
+                        source="train",
+                        split=Split.TRAIN,
+                        messages=[{"role": "user", "content": text}],
+                        input_ids=[1, 2],
+                        loss_spans=[],
+                    )
+                )
+            )
+
+
+def test_data_sets_are_scored_turn_by_turn_and_follow_the_schema(with_datasets, target):
+    recipe, run_dir = with_datasets
+    trained_on(run_dir, "zero one two three four five six seven eight")
+    stage.run(recipe, run_dir)
+    result = load(run_dir)
+    schema = json.loads((files("paceline.score") / "result.schema.json").read_text())
+    jsonschema.validate(result, schema)
+    assert set(result["datasets"]) == {"mt_bench", "problems"}
+    assert set(result["domains"]) == {"c0", "c1", "problems"}
+    assert result["datasets"]["mt_bench"]["chain"]["prompts"] == 3
+    answers = [a for a in result["prompts"] if a["dataset"] == "mt_bench"]
+    assert sorted(a["turn"] for a in answers) == [0, 0, 0, 1, 1, 1]
+    rounds = [n for a in answers for n in a["methods"]["chain"]["rounds"]]
+    assert result["datasets"]["mt_bench"]["chain"]["rounds"] == len(rounds)
+    assert result["lossless"]["identical"] == result["lossless"]["checked"]
+    # Nine words hold two 8-grams, of which a training prompt has one.
+    assert result["overlap"]["problems"]["shared_grams"] == 1
+    assert result["overlap"]["problems"]["grams"] == 2
+    assert result["overlap"]["mt_bench"]["shared_grams"] == 0
+
+
+def test_the_second_turn_follows_the_targets_own_first_answer(with_datasets, target):
+    recipe, run_dir = with_datasets
+    stage.run(recipe, run_dir)
+    tokenizer = load_tokenizer(recipe.target.path)
+    by_turn = {(a["prompt_id"], a["turn"]): a for a in load(run_dir)["prompts"]}
+    seconds = [a for (_, turn), a in by_turn.items() if turn == 1]
+    assert len(seconds) == 3
+    for second in seconds:
+        first = by_turn[second["prompt_id"], 0]
+        said = tokenizer.decode(first["answer_ids"], skip_special_tokens=True)
+        messages = [
+            {"role": "user", "content": first["text"]},
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": second["text"]},
+        ]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert second["prompt_tokens"] == len(ids)
+        plain = decode_plain(
+            target, ids, taps=TAPS, max_new_tokens=12, eos_ids=frozenset(target.spec.eos_token_ids)
+        )
+        assert tuple(second["answer_ids"]) == plain.ids
+
+
+def test_a_changed_data_set_is_another_score(with_datasets):
+    recipe, run_dir = with_datasets
+    stage.run(recipe, run_dir)
+    assert stage.run(recipe, run_dir).skipped
+    path = recipe.score.datasets[1].path
+    with Path(path).open("a") as file:
+        file.write("\n" + json.dumps({"question": "more"}))
+    with pytest.raises(RecipeChanged, match=r"score\.datasets\.1\.content"):
+        stage.run(recipe, run_dir)
+
+
+def test_the_warm_up_is_short_and_in_no_number(scored, monkeypatch):
+    recipe, run_dir = scored
+    original = prompt_module.decode_speculative
+    limits = []
+
+    def counted(*arguments, **keywords):
+        limits.append(keywords["max_new_tokens"])
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(prompt_module, "decode_speculative", counted)
+    score = replace(recipe.score, warmup=2, max_new_tokens=20)
+    stage.run(replace(recipe, score=score), run_dir)
+    result = load(run_dir)
+    # Each of two prompts: the chain, one budget, two walk budgets.
+    assert limits[:8] == [16] * 8
+    assert set(limits[8:]) == {20}
+    assert len(limits[8:]) == result["lossless"]["checked"]
+    assert result["provenance"]["warmup"] == 2
+    assert result["timings"]["chain"]["rounds"] == result["pooled"]["chain"]["rounds"]
+
+
+def test_a_result_of_an_older_version_is_set_aside_and_measured_anew(scored):
+    recipe, run_dir = scored
+    stage.run(recipe, run_dir)
+    record = read_record(run_dir.score, "score")
+    older = StageRecord(run_dir.score, "score", {**record.fields, "format": 1}, allowed=("format",))
+    older.begin()
+    older.finish([run_dir.score / "result.json"], record.report)
+    again = stage.run(recipe, run_dir)
+    assert not again.skipped
+    assert (run_dir.score / "result-1.json").is_file()
+    assert load(run_dir)["schema_version"] == 2

@@ -25,6 +25,7 @@ from paceline.recipe.online import (
     training_devices,
 )
 from paceline.recipe.schema import Recipe
+from paceline.recipe.score_inputs import score_settings
 from paceline.target.families import LayerKind
 from paceline.target.spec import TargetSpec
 
@@ -282,7 +283,7 @@ def _train_host(
 def _score(recipe: Recipe, sizes: Sizes) -> StageMemory:
     spec, item = sizes.target.spec, ITEM_BYTES[recipe.target.dtype]
     tree = max((*recipe.score.budgets, *recipe.score.walk_budgets, 1))
-    length = recipe.corpus.max_length + recipe.score.max_new_tokens
+    length = recipe.corpus.max_length + score_settings(recipe.score).max_new_tokens
     parts = [
         _weights(recipe, sizes),
         Part(name="drafter weights", bytes=4 * sizes.drafter.parameters),

@@ -18,6 +18,7 @@ from paceline.recipe.fingerprint import flatten
 from paceline.recipe.objective_inputs import objective_notes, objective_problems
 from paceline.recipe.online import online_notes, online_problems
 from paceline.recipe.schema import Recipe, TrainRecipe
+from paceline.recipe.score_inputs import score_notes, score_problems
 from paceline.recipe.served_inputs import served_problems
 from paceline.recipe.tracker_inputs import secret_problems, tracker_problems
 
@@ -45,6 +46,7 @@ def check_recipe(recipe: Recipe) -> None:
             *extract_problems(recipe),
             *objective_problems(recipe),
             *online_problems(recipe),
+            *score_problems(recipe),
             *served_problems(recipe.regenerate),
             *tracker_problems(recipe.train),
             *secret_problems(recipe),
@@ -72,12 +74,16 @@ def check_paths(recipe: Recipe, *, sources: bool = True, drafter: bool = True) -
         problems.append(
             f"target.path: {target} holds no config.json. Name the folder of a Transformers model."
         )
-    for number, source in enumerate(recipe.corpus.sources if sources else ()):
-        problem = path_problem(source.path) if source.path else None
-        if problem is not None:
-            place = data_path(source.path)
-            near = _neighbour(place) if place is not None and not place.exists() else ""
-            problems.append(f"corpus.sources.{number}.path: {source.path}: {problem}.{near}")
+    for key, given in (
+        ("corpus.sources", recipe.corpus.sources if sources else ()),
+        ("score.datasets", recipe.score.datasets),
+    ):
+        for number, path in enumerate(source.path for source in given):
+            problem = path_problem(path) if path else None
+            if problem is not None:
+                place = data_path(path)
+                near = _neighbour(place) if place is not None and not place.exists() else ""
+                problems.append(f"{key}.{number}.path: {path}: {problem}.{near}")
     if drafter:
         problems += _drafter_paths(recipe)
     _raise_all(problems)
@@ -100,7 +106,7 @@ def _drafter_paths(recipe: Recipe) -> Iterator[str]:
 def notes(recipe: Recipe) -> list[str]:
     """What is possible and may still surprise; sentences for the terminal."""
     found: list[str] = []
-    if not any(s.split == "heldout" for s in recipe.corpus.sources):
+    if not (recipe.score.datasets or any(s.split == "heldout" for s in recipe.corpus.sources)):
         found.append(
             "corpus.sources: none has `split: heldout`, so the score is measured on the "
             "validation prompts, which also chose the checkpoint."
@@ -121,6 +127,7 @@ def notes(recipe: Recipe) -> list[str]:
     if recipe.regenerate.temperature == 0 and recipe.regenerate.top_p < 1:
         found.append("regenerate.top_p has no effect at temperature 0.")
     found += objective_notes(recipe)
+    found += score_notes(recipe)
     found += online_notes(recipe)
     return found
 
@@ -253,7 +260,11 @@ def _sources(recipe: Recipe) -> Iterator[str]:
             "corpus.sources: none has `split: train`, so there is nothing to train on. Add "
             "`- path: FILE.jsonl`."
         )
-    elif "heldout" not in splits and recipe.corpus.validation_fraction == 0:
+    elif (
+        "heldout" not in splits
+        and recipe.corpus.validation_fraction == 0
+        and not recipe.score.datasets
+    ):
         yield (
             "corpus.validation_fraction: 0 without a `split: heldout` source leaves no prompts to "
             "measure on. Use 0.05, or add a held-out source."

@@ -47,6 +47,7 @@ def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 def resolve_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, `~` expanded; an empty path stays empty."""
     sources = tuple(dataclasses.replace(s, path=_data(s.path)) for s in recipe.corpus.sources)
+    scored = tuple(dataclasses.replace(s, path=_data(s.path)) for s in recipe.score.datasets)
     asked = recipe.extract
     store = asked.store if "://" in asked.store else _absolute(asked.store)
     staging = asked.staging if asked.staging == "auto" else _absolute(asked.staging)
@@ -63,6 +64,7 @@ def resolve_paths(recipe: Recipe) -> Recipe:
         target=dataclasses.replace(recipe.target, path=_absolute(recipe.target.path)),
         corpus=dataclasses.replace(recipe.corpus, sources=sources, template_file=template_file),
         extract=dataclasses.replace(asked, store=store, staging=staging),
+        score=dataclasses.replace(recipe.score, datasets=scored),
     )
 
 

@@ -76,7 +76,9 @@ class RunView:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the prompts that are scored come from held-out sources; else from validation."""
+        """Whether the prompts that are scored come from held-out data; else from validation."""
+        if self.recipe is not None and self.recipe.score.datasets:
+            return True
         samples = self.stages["prepare"].numbers.get("samples")
         if isinstance(samples, dict) and "heldout" in samples:
             return bool(samples["heldout"])

@@ -26,12 +26,40 @@ class Acceptance:
     tau_prompt_mean: Number
     by_depth: tuple[Number, ...]
     """Share of rounds that committed more than k tokens, k = 1, 2, ...; τ = 1 + their sum."""
+    rate: Number = None
+    """Accepted drafted tokens over the depth that drafts have."""
 
     @property
     def has_interval(self) -> bool:
         """Whether the interval says anything: resampling a single prompt gives no width."""
         low, high = self.tau_interval
         return low is not None and high is not None and low < high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """One method over a part of the rounds."""
+
+    prompts: int
+    rounds: int
+    tau: Number
+    tau_interval: tuple[Number, Number]
+
+    @property
+    def has_interval(self) -> bool:
+        """As that of an acceptance."""
+        low, high = self.tau_interval
+        return low is not None and high is not None and low < high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of one way of decoding, over all prompts."""
+
+    rounds: int
+    cpu_seconds: dict[str, Number]
+    phase_seconds: dict[str, Number]
+    wall_seconds: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +121,9 @@ class PromptScore:
     """What plain decoding wrote."""
     finish: str
     methods: dict[str, Method]
+    turn: int = 0
+    text: str | None = None
+    """What was asked, of prompts that are not in the corpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +138,19 @@ class Result:
     lossless: Lossless
     provenance: dict[str, Any] = field(default_factory=dict)
     prompts: tuple[PromptScore, ...] = ()
+    """The answers: of each turn of each prompt."""
+    lengths: dict[str, dict[str, Slice]] = field(default_factory=dict)
+    """By the length of prompt and answer, then by method; so are the next two."""
+    languages: dict[str, dict[str, Slice]] = field(default_factory=dict)
+    domains: dict[str, dict[str, Slice]] = field(default_factory=dict)
+    overlap: dict[str, dict[str, Number]] = field(default_factory=dict)
+    """By data set; what `OverlapCount.numbers` has."""
+    timings: dict[str, Timing] = field(default_factory=dict)
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts, each of one turn or several."""
+        return len({prompt.prompt_id for prompt in self.prompts})
 
     @property
     def best_tree(self) -> str | None:
@@ -127,9 +171,16 @@ def read_result(folder: Path, record: Record | None) -> Result | None:
     if expected is not None and digest_file(path) != expected:
         raise _damaged(path, "its checksum does not hold")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Result)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+        return msgspec.convert(_with_plain(msgspec.json.decode(path.read_bytes())), Result)
+    except (msgspec.MsgspecError, UnicodeError, LookupError, TypeError) as error:
         raise _damaged(path, str(error)) from error
+
+
+def _with_plain(value: Any) -> Any:
+    """Plain decoding where the first version had it; the second has one for each temperature."""
+    if isinstance(value, dict) and "plain" not in value and value.get("settings"):
+        return {**value, "plain": value["settings"][0]["plain"]}
+    return value
 
 
 def _damaged(path: Path, reason: str) -> IntegrityError:

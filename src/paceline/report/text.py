@@ -132,7 +132,9 @@ def sample_text(view: RunView) -> SampleText:
     except (OSError, ValueError) as error:
         return SampleText(missing=f"The text needs the target's tokenizer. {path}: {error}")
     try:
-        prompts = _prompt_ids(view.samples, {score.prompt_id for _, score in chosen})
+        prompts = _prompt_ids(
+            view.samples, {score.prompt_id for _, score in chosen if score.text is None}
+        )
     except OSError:
         prompts = {}
     return SampleText(
@@ -141,15 +143,24 @@ def sample_text(view: RunView) -> SampleText:
             Sampled(
                 label=label,
                 score=score,
-                prompt=_shortened(decode(ids)) if (ids := prompts.get(score.prompt_id)) else None,
+                prompt=_prompt_text(score, prompts, decode),
                 decodings=tuple(
                     _decoding(name, score, decode) for name in methods if name in score.methods
                 ),
             )
             for label, score in chosen
         ),
-        missing="" if prompts else f"The prompts are not there any more: {view.samples}.",
+        missing=""
+        if prompts or all(score.text is not None for _, score in chosen)
+        else f"The prompts are not there any more: {view.samples}.",
     )
+
+
+def _prompt_text(score: PromptScore, prompts: dict[str, list[int]], decode: "Decode") -> str | None:
+    if score.text is not None:
+        return _shortened(score.text)
+    ids = prompts.get(score.prompt_id)
+    return _shortened(decode(ids)) if ids else None
 
 
 def choose(prompts: Sequence[PromptScore], method: str) -> list[tuple[str, PromptScore]]:

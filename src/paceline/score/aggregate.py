@@ -1,16 +1,16 @@
-"""From rounds to numbers: τ in both averages, acceptance by depth, cost, losslessness."""
+"""From rounds to numbers: τ in both averages, acceptance by depth, losslessness."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from paceline.score.prompt import MethodResult, PromptResult
+from paceline.score.bootstrap import tau_interval
+from paceline.score.results import PromptResult
 
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.1}
 """Logit gaps below which differently shaped products may choose either token."""
-
-_BOOTSTRAP = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,29 +26,14 @@ class Acceptance:
     tau_interval: tuple[float, float]
     """95 % bootstrap interval of the pooled τ over prompts."""
     tau_prompt_mean: float
-    """Mean over prompts of each prompt's own τ."""
+    """Mean over prompts of each prompt's own τ, over the rounds of all its turns."""
+    rate: float
+    """Accepted drafted tokens over the depth that drafts have, in all rounds."""
     by_depth: tuple[float, ...]
     """Share of rounds that committed more than k tokens, k = 1, 2, ...; τ = 1 + their sum."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What decoding costs, in CPU time of one process, beside plain decoding in the same loop."""
-
-    verify: float
-    """One verification over one plain step."""
-    draft: float
-    """Drafting and tree building of a round over one plain step."""
-    overhead: float
-    """Walking and compacting the cache, over one plain step."""
-    speedup_cpu: float
-    """Measured: plain CPU seconds per token over the method's."""
-    speedup_wall: float
-    """Measured: the same in wall time."""
-    projected: dict[str, float]
-    """Speed-up if a verification cost this many plain steps, the drafting as measured."""
-    projected_free_draft: dict[str, float]
-    """The same if drafting cost nothing."""
+    conditional: tuple[float, ...]
+    """Of the rounds that were accepted up to depth k - 1, those accepted at k too, as far as any
+    round got."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +41,7 @@ class Losslessness:
     """Whether speculative output was the target's own."""
 
     checked: int
-    """Decoded answers compared, over prompts and methods."""
+    """Decoded answers compared, over prompts, turns and methods."""
     identical: int
     near_ties: int
     """Answers that differ first where the target's two best logits nearly agree."""
@@ -67,53 +52,44 @@ class Losslessness:
     walk_equal: int
 
 
-def acceptance(results: Sequence[PromptResult], method: str, *, seed: int) -> Acceptance:
-    """Pool one method over prompts. Prompts without a round (an answer of one token) add none."""
-    per_prompt = [r.methods[method].rounds for r in results if r.methods[method].rounds]
-    tokens = np.array([sum(rounds) for rounds in per_prompt], dtype=np.float64)
-    counts = np.array([len(rounds) for rounds in per_prompt], dtype=np.float64)
+def acceptance(
+    results: Sequence[PromptResult], method: str, *, depths: int, seed: int
+) -> Acceptance:
+    """Pool one method over prompts. Prompts without a round (an answer of one token) add none.
+
+    `depths` is how many tokens deep a draft is, which is a block less its anchor.
+    """
+    measured = [r for r in results if method in r.methods]
+    by_prompt = rounds_by_prompt(measured, method)
+    per_prompt = [rounds for rounds in by_prompt.values() if rounds]
+    tokens = [sum(rounds) for rounds in per_prompt]
+    counts = [len(rounds) for rounds in per_prompt]
+    own = [t / n for t, n in zip(tokens, counts, strict=True)]
     all_rounds = np.array([n for rounds in per_prompt for n in rounds], dtype=np.int64)
-    hows = {r.methods[method].how for r in results}
     deepest = int(all_rounds.max()) if all_rounds.size else 1
+    reached = [int((all_rounds > k).sum()) for k in range(max(depths, deepest - 1) + 1)]
+    hows = {r.methods[method].how for r in measured}
     return Acceptance(
         how="decoded" if hows == {"decoded"} else "walk",
-        prompts=len(results),
-        rounds=int(counts.sum()),
-        tokens=int(tokens.sum()),
-        tau=_ratio(tokens.sum(), counts.sum()),
-        tau_interval=_interval(tokens, counts, seed),
-        tau_prompt_mean=float((tokens / counts).mean()) if counts.size else 0.0,
+        prompts=len(by_prompt),
+        rounds=sum(counts),
+        tokens=sum(tokens),
+        tau=ratio(sum(tokens), sum(counts)),
+        tau_interval=tau_interval(tokens, counts, seed=seed),
+        tau_prompt_mean=ratio(sum(own), len(own)),
+        rate=ratio(sum(tokens) - sum(counts), sum(counts) * depths),
         by_depth=tuple(float((all_rounds > k).mean()) for k in range(1, deepest)),
+        conditional=tuple(now / before for before, now in pairwise(reached) if before),
     )
 
 
-def cost(results: Sequence[PromptResult], method: str) -> Cost | None:
-    """Measured and projected speed-up of a method; None where it was not decoded everywhere."""
-    decoded = [r.methods[method] for r in results]
-    if any(m.cpu_seconds is None for m in decoded) or not any(m.rounds for m in decoded):
-        return None
-    steps = sum(r.plain_steps for r in results)
-    rounds = sum(len(m.rounds) for m in decoded)
-    tokens = sum(sum(m.rounds) for m in decoded)
-    plain = sum(r.plain_cpu_seconds.get("verify", 0.0) for r in results) / max(steps, 1)
-    if plain <= 0.0:
-        return None
-    verify = _phase(decoded, "verify") / rounds / plain
-    draft = (_phase(decoded, "draft") + _phase(decoded, "tree")) / rounds / plain
-    overhead = _phase(decoded, "commit") / rounds / plain
-    tau = tokens / rounds
-    wall = sum(m.wall_seconds or 0.0 for m in decoded) / tokens
-    plain_wall = sum(r.plain_wall_seconds for r in results) / max(steps, 1)
-    costs = (1.0, 1.1, 1.25, 1.5, 2.0)
-    return Cost(
-        verify=verify,
-        draft=draft,
-        overhead=overhead,
-        speedup_cpu=tau / (verify + draft + overhead),
-        speedup_wall=_ratio(plain_wall, wall),
-        projected={f"{c:g}": tau / (c + draft + overhead) for c in costs},
-        projected_free_draft={f"{c:g}": tau / c for c in costs},
-    )
+def rounds_by_prompt(results: Iterable[PromptResult], method: str) -> Mapping[str, list[int]]:
+    """The rounds of each prompt, those of all its turns together."""
+    found: dict[str, list[int]] = {}
+    for result in results:
+        if method in result.methods:
+            found.setdefault(result.prompt_id, []).extend(result.methods[method].rounds)
+    return found
 
 
 def losslessness(results: Iterable[PromptResult], dtype: str) -> Losslessness:
@@ -127,7 +103,8 @@ def losslessness(results: Iterable[PromptResult], dtype: str) -> Losslessness:
             checked += 1
             if method.identical:
                 identical += 1
-                walk_checked += 1
+                # Only a greedy answer can be walked.
+                walk_checked += method.walk_rounds is not None
                 walk_equal += method.walk_rounds == method.rounds
             elif method.margin is not None and method.margin < NEAR_TIE[dtype]:
                 near_ties += 1
@@ -143,18 +120,6 @@ def losslessness(results: Iterable[PromptResult], dtype: str) -> Losslessness:
     )
 
 
-def _phase(methods: Iterable[MethodResult], phase: str) -> float:
-    return sum((m.cpu_seconds or {}).get(phase, 0.0) for m in methods)
-
-
-def _interval(tokens: np.ndarray, counts: np.ndarray, seed: int) -> tuple[float, float]:
-    if not counts.size:
-        return (0.0, 0.0)
-    draws = np.random.default_rng(seed).integers(0, counts.size, size=(_BOOTSTRAP, counts.size))
-    taus = tokens[draws].sum(axis=1) / counts[draws].sum(axis=1)
-    low, high = np.quantile(taus, (0.025, 0.975))
-    return (float(low), float(high))
-
-
-def _ratio(above: float, below: float) -> float:
+def ratio(above: float, below: float) -> float:
+    """0 where there is nothing below."""
     return float(above / below) if below else 0.0

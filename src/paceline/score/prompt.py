@@ -1,8 +1,8 @@
-"""One held-out prompt: decoded plainly and speculatively, compared, and walked."""
+"""One prompt: each of its turns decoded plainly and speculatively, compared, and walked."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -11,69 +11,15 @@ from paceline.decode.speculate import Answer, Decoded, decode_plain, decode_spec
 from paceline.drafter.checkpoint import load_drafter
 from paceline.drafter.dflash import DFlash
 from paceline.durable.errors import TargetError
-from paceline.recipe.schema import TargetRecipe
+from paceline.score.datasets import later_prompt
+from paceline.score.job import Job, Prompt
+from paceline.score.results import MethodResult, PromptResult, at_temperature
+from paceline.target.chat import load_tokenizer
 from paceline.target.head import TargetHead
 from paceline.target.load import Target, load_target
 
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a scoring worker needs; picklable."""
-
-    target: TargetRecipe
-    drafter: Path
-    max_new_tokens: int
-    budgets: tuple[int, ...]
-    walk_budgets: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """One held-out prompt."""
-
-    prompt_id: str
-    dataset: str
-    input_ids: tuple[int, ...]
-    check_walk: bool
-    """Whether the walk's budgets are decoded here too."""
-
-    def __repr__(self) -> str:
-        return f"prompt {self.prompt_id} of {self.dataset}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodResult:
-    """One way of decoding one prompt."""
-
-    rounds: tuple[int, ...]
-    how: str
-    """`decoded`, or `walk`: computed from the plain answer."""
-    identical: bool | None = None
-    """Whether the tokens are those of plain decoding; None for a walk."""
-    divergence: int | None = None
-    """First answer token that differs."""
-    margin: float | None = None
-    """Gap between the target's two best logits there."""
-    walk_rounds: tuple[int, ...] | None = None
-    """What the walk says about a decoded method."""
-    cpu_seconds: dict[str, float] | None = None
-    wall_seconds: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptResult:
-    """All ways of decoding one prompt."""
-
-    prompt_id: str
-    dataset: str
-    prompt_tokens: int
-    answer_ids: tuple[int, ...]
-    finish: str
-    plain_steps: int
-    """Single-token passes that the plain timings cover."""
-    plain_cpu_seconds: dict[str, float]
-    plain_wall_seconds: float
-    methods: dict[str, MethodResult]
+_WARMUP_TOKENS = 16
+"""Of a warm-up's answer: every shape occurs in its first rounds."""
 
 
 class PromptScorer:
@@ -93,39 +39,76 @@ class PromptScorer:
             )
         self._head = self._drafter.narrowed(self._target.head)
         self._eos = frozenset(self._target.spec.eos_token_ids)
+        self._limit = min(job.max_new_tokens, _WARMUP_TOKENS)
+        for prompt in job.warmup:
+            first = replace(prompt, later=(), check_walk=True)
+            for _ in self._turns(first):
+                pass
+        self._limit = job.max_new_tokens
 
-    def __call__(self, prompt: Prompt) -> PromptResult:
-        """Score one prompt."""
+    def __call__(self, prompt: Prompt) -> tuple[PromptResult, ...]:
+        """Score one prompt: a result for each of its turns."""
+        return tuple(self._turns(prompt))
+
+    def _turns(self, prompt: Prompt) -> Iterator[PromptResult]:
+        answers: list[str] = []
+        for turn in range(1 + len(prompt.later)):
+            ids = prompt.input_ids
+            if turn:
+                args = self._job.template_args
+                ids = later_prompt(self._tokenizer, args, prompt, answers)
+            result = self._answer(prompt, turn, ids)
+            yield result
+            if prompt.later:
+                ids = list(result.answer_ids)
+                answers.append(str(self._tokenizer.decode(ids, skip_special_tokens=True)))
+
+    @cached_property
+    def _tokenizer(self):
+        return load_tokenizer(self._job.target.path, self._job.template_file)
+
+    def _answer(self, prompt: Prompt, turn: int, ids: tuple[int, ...]) -> PromptResult:
+        """All ways of decoding the answer to the context `ids`."""
         job, block = self._job, self._drafter.config.block_size
         plain = decode_plain(
             self._target,
-            prompt.input_ids,
+            ids,
             taps=self._drafter.config.taps,
             # The walk's last round looks a block beyond the limit.
-            max_new_tokens=job.max_new_tokens + block - 1,
+            max_new_tokens=self._limit + block - 1,
             eos_ids=self._eos,
         )
-        answer = plain.ids[: job.max_new_tokens]
-        walked = self._walk(prompt.input_ids, plain, len(answer))
+        answer = plain.ids[: self._limit]
+        walked = self._walk(ids, plain, len(answer))
         decoded: list[int | None] = [None, *job.budgets]
         if prompt.check_walk:
             decoded += [b for b in job.walk_budgets if b not in job.budgets]
+        temperature = 0.0
         methods = {
-            method_name(budget): self._decode(prompt.input_ids, plain, budget, walked)
+            at_temperature(method_name(budget), temperature): self._decode(
+                ids, plain, budget, walked
+            )
             for budget in decoded
         }
         for name, rounds in walked.items():
             methods.setdefault(name, MethodResult(rounds=rounds, how="walk"))
+        asked = [str(m["content"]) for m in prompt.messages if m["role"] == "user"][-1:]
         return PromptResult(
             prompt_id=prompt.prompt_id,
             dataset=prompt.dataset,
-            prompt_tokens=len(prompt.input_ids),
+            domain=prompt.domain,
+            language=prompt.language,
+            turn=turn,
+            temperature=temperature,
+            prompt_tokens=len(ids),
             answer_ids=answer,
             finish="stop" if answer[-1] in self._eos else "length",
             plain_steps=len(plain.ids) - 1,
             plain_cpu_seconds=plain.cpu_seconds,
+            plain_phase_seconds=_phase_seconds(plain),
             plain_wall_seconds=plain.wall_seconds,
             methods=methods,
+            text=None if prompt.is_in_corpus else [*asked, *prompt.later][turn],
         )
 
     def _decode(
@@ -135,17 +118,17 @@ class PromptScorer:
         budget: int | None,
         walked: dict[str, tuple[int, ...]],
     ) -> MethodResult:
-        limit = self._job.max_new_tokens
+        """The one place where a method is decoded."""
         decoded: Decoded = decode_speculative(
             self._target,
             self._drafter,
             self._head,
             prompt,
-            max_new_tokens=limit,
+            max_new_tokens=self._limit,
             eos_ids=self._eos,
             budget=budget,
         )
-        wanted = plain.ids[:limit]
+        wanted = plain.ids[: self._limit]
         differs = _first_difference(decoded.ids, wanted)
         return MethodResult(
             rounds=decoded.rounds,
@@ -155,6 +138,7 @@ class PromptScorer:
             margin=None if differs is None else plain.margins[min(differs, len(wanted) - 1)],
             walk_rounds=walked[method_name(budget)],
             cpu_seconds=decoded.cpu_seconds,
+            phase_seconds=_phase_seconds(decoded),
             wall_seconds=decoded.wall_seconds,
         )
 
@@ -196,6 +180,11 @@ def walked_rounds(
         drafter, head, taps, input_ids.to(device), mask.to(device), anchors.to(device), budgets
     )
     return {name: walk_rounds(values, stop=stop, end=end) for name, values in depths.items()}
+
+
+def _phase_seconds(decoded: Decoded) -> dict[str, float] | None:
+    """Wall time by phase, of decoders that measure it."""
+    return getattr(decoded, "phase_seconds", None)
 
 
 def _first_difference(ids: tuple[int, ...], wanted: tuple[int, ...]) -> int | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from paceline.durable.errors import RecipeError
 from paceline.recipe.schema import Recipe
+from paceline.recipe.score_inputs import score_settings
 from paceline.target.families import LayerKind
 from paceline.target.spec import TargetSpec, read_spec
 from paceline.target.taps import taps_of
@@ -31,7 +32,8 @@ def shape_problems(recipe: Recipe, spec: TargetSpec) -> Iterator[str]:
         taps_of(recipe.extract, spec.num_layers)
     except RecipeError as error:
         yield str(error)
-    answer, block = recipe.score.max_new_tokens, recipe.drafter.block_size
+    answer = score_settings(recipe.score).max_new_tokens
+    block = recipe.drafter.block_size
     if answer + block >= spec.max_position:
         yield (
             f"score.max_new_tokens: {answer} and a block of {block} leave no room for a prompt in "
