@@ -56,9 +56,18 @@ def test_data_sets_of_the_score_stand_in_for_held_out_sources():
     check_recipe(bare)
 
 
-def test_a_convention_at_another_temperature_is_noted():
-    assert any("measures at temperature 1" in n for n in notes(recipe_of(convention="deepspec")))
-    assert not any("convention" in n for n in notes(recipe_of(convention="dflash")))
+def test_a_filter_without_a_temperature_is_noted():
+    assert any("top_k has no effect" in n for n in notes(recipe_of(top_k=5)))
+    assert not any("no effect" in n for n in notes(recipe_of(top_k=5, temperatures=(0.7,))))
+    assert not any("no effect" in n for n in notes(recipe_of(top_k=5, convention="dflash")))
+
+
+def test_temperatures_are_the_conventions_unless_the_recipe_says_otherwise():
+    assert score_settings(recipe_of(convention="dflash").score).temperatures == (0.0, 1.0)
+    said = recipe_of(convention="dflash", temperatures=(0.5,))
+    assert score_settings(said.score).temperatures == (0.5,)
+    with pytest.raises(RecipeError, match="each temperature once"):
+        check_recipe(recipe_of(temperatures=(0.5, 0.5)))
 
 
 def test_paths_become_absolute_and_are_looked_for(tmp_path, monkeypatch):

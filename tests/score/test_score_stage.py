@@ -97,6 +97,27 @@ def test_the_result_is_complete_and_follows_its_schema(scored):
     assert any("chain" in line for line in report.lines)
 
 
+def test_temperatures_are_measured_side_by_side_and_losslessly(scored):
+    recipe, run_dir = scored
+    asked = replace(
+        recipe.score, temperatures=(0.0, 0.8), top_p=0.95, drafting=("coupled", "sampled")
+    )
+    report = stage.run(replace(recipe, score=asked), run_dir)
+    result = load(run_dir)
+    schema = json.loads((files("paceline.score") / "result.schema.json").read_text())
+    jsonschema.validate(result, schema)
+    drawn = {"chain@t0.8", "ddtree-4@t0.8", "chain-coupled@t0.8", "chain-sampled@t0.8"}
+    assert drawn | {"chain", "ddtree-4"} <= set(result["pooled"])
+    assert [setting["temperature"] for setting in result["settings"]] == [0, 0.8]
+    lossless = result["lossless"]
+    # The residual rule gives other tokens of the same distribution: it is not compared.
+    assert lossless["checked"] == lossless["identical"] == 2 * (6 * 2 + 2 * 2) + 6
+    assert lossless["walk_equal"] == lossless["walk_checked"] == lossless["checked"] - 6
+    answers = {p["temperature"]: p["answer_ids"] for p in result["prompts"][:2]}
+    assert answers[0] != answers[0.8]
+    assert any("0.8" in line for line in report.lines)
+
+
 def test_tau_can_be_recomputed_from_the_raw_rounds(scored):
     recipe, run_dir = scored
     stage.run(recipe, run_dir)

@@ -113,7 +113,7 @@ class _Chat:
         self, recipe: Recipe, pair: "Pair", args: Args, sampling: Any, budget: int | None
     ) -> None:
         from paceline.corpus.mask import renderer_of
-        from paceline.corpus.template import ChatTemplate
+        from paceline.target.chat import ChatTemplate
 
         self._pair, self._args, self._sampling, self._budget = pair, args, sampling, budget
         self._tokenizer = renderer_of(recipe).tokenizer

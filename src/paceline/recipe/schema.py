@@ -374,6 +374,18 @@ class ScoreRecipe:
     warmup: int | None = None
     """Prompts that each process decodes beforehand, 16 tokens of them, and does not count; null
     takes the convention's: 1 for `paceline`."""
+    temperatures: tuple[float, ...] | None = None
+    """Temperatures to decode at, 0 being greedy; null takes the convention's: 0 for `paceline`."""
+    top_k: int = 0
+    """Above temperature 0, the most probable tokens that are kept; 0 keeps all."""
+    top_p: float = 1.0
+    """Then the smallest set of them that holds this share."""
+    min_p: float = 0.0
+    """And of these, those of at least this many times the highest probability."""
+    drafting: tuple[Literal["coupled", "sampled"], ...] = ()
+    """Above temperature 0, other ways of drafting the chain beside the drafter's best tokens:
+    `coupled` draws with the target's own noise, `sampled` draws freely and is judged by the
+    residual rule, which is lossless in distribution."""
     budgets: tuple[int, ...] = (32,)
     """Draft-tree budgets that are really decoded, beside plain decoding and the chain."""
     walk_budgets: tuple[int, ...] = (16, 64)

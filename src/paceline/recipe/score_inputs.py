@@ -68,6 +68,7 @@ class ScoreSettings:
     warmup: int
     seed: int
     max_prompts: int | None
+    temperatures: tuple[float, ...]
 
     def limit_of(self, asked: ScoreSetRecipe) -> int | None:
         """Prompts taken of a data set; None for all."""
@@ -81,7 +82,7 @@ def score_settings(score: ScoreRecipe) -> ScoreSettings:
     """What the recipe says, and the convention's for what it leaves open."""
     convention = CONVENTIONS[score.convention]
 
-    def said(name: str) -> int:
+    def said(name: str) -> Any:
         value = getattr(score, name)
         return getattr(convention, name) if value is None else value
 
@@ -92,6 +93,7 @@ def score_settings(score: ScoreRecipe) -> ScoreSettings:
         warmup=said("warmup"),
         seed=said("seed"),
         max_prompts=score.max_prompts,
+        temperatures=tuple(said("temperatures")),
     )
 
 
@@ -119,6 +121,10 @@ def score_fields(score: ScoreRecipe) -> dict[str, Any]:
         fields["convention"] = score.convention
     if score.warmup is not None:
         fields["warmup"] = score.warmup
+    if settings.temperatures != (0.0,):
+        fields["temperatures"] = settings.temperatures
+        fields["sampling"] = [score.top_k, score.top_p, score.min_p]
+        fields["drafting"] = score.drafting
     if score.datasets:
         fields["datasets"] = [
             {
@@ -137,7 +143,7 @@ def convention_record(score: ScoreRecipe) -> dict[str, Any]:
     settings = score_settings(score)
     set_here = {
         name: value
-        for name in ("max_prompts", "max_new_tokens", "warmup", "seed")
+        for name in ("max_prompts", "max_new_tokens", "warmup", "seed", "temperatures")
         if (value := getattr(score, name)) is not None
     }
     return {"name": settings.name, **asdict(settings.convention), "set_by_recipe": set_here}
@@ -148,6 +154,11 @@ def score_problems(recipe: Recipe) -> Iterator[str]:
     for number, asked in enumerate(recipe.score.datasets):
         if not asked.path:
             yield f"score.datasets.{number}.path: empty. Give a file, a folder, or hf:OWNER/NAME."
+    temperatures = recipe.score.temperatures
+    if temperatures is not None and (
+        not temperatures or len(set(temperatures)) < len(temperatures)
+    ):
+        yield "score.temperatures: give each temperature once, and at least one."
     names = Counter(set_name(s) for s in recipe.score.datasets if s.name or s.path)
     for name, times in names.items():
         if times > 1:
@@ -166,10 +177,8 @@ def score_problems(recipe: Recipe) -> Iterator[str]:
 
 def score_notes(recipe: Recipe) -> Iterator[str]:
     """What is possible and may still surprise."""
-    convention = CONVENTIONS[recipe.score.convention]
-    if 0.0 not in convention.temperatures:
-        asked = ", ".join(f"{t:g}" for t in convention.temperatures)
-        yield (
-            f"score.convention: {recipe.score.convention} measures at temperature {asked}; the "
-            "score decodes greedily, so its numbers are not comparable with those published."
-        )
+    score = recipe.score
+    if not any(score_settings(score).temperatures):
+        idle = [name for name in ("top_k", "min_p", "drafting") if getattr(score, name)]
+        for name in (*idle, *(["top_p"] if score.top_p < 1 else [])):
+            yield f"score.{name} has no effect at temperature 0."

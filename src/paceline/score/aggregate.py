@@ -98,12 +98,11 @@ def losslessness(results: Iterable[PromptResult], dtype: str) -> Losslessness:
     violations = []
     for result in results:
         for name, method in result.methods.items():
-            if method.how != "decoded":
+            if method.how != "decoded" or method.identical is None:
                 continue
             checked += 1
             if method.identical:
                 identical += 1
-                # Only a greedy answer can be walked.
                 walk_checked += method.walk_rounds is not None
                 walk_equal += method.walk_rounds == method.rounds
             elif method.margin is not None and method.margin < NEAR_TIE[dtype]:

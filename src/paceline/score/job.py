@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.decode.propose import Drafting
+from paceline.decode.sampling import GREEDY, Sampling
 from paceline.recipe.schema import TargetRecipe
 from paceline.rows.conversation import Message
 
@@ -52,6 +54,11 @@ class Job:
     max_new_tokens: int
     budgets: tuple[int, ...]
     walk_budgets: tuple[int, ...]
+    samplings: tuple[Sampling, ...] = (GREEDY,)
+    drafting: tuple[Drafting, ...] = ()
+    """Beside greedy drafting, of chains at temperatures above 0."""
+    seed: int = 0
+    """Of what is drawn."""
     warmup: tuple[Prompt, ...] = ()
     """Decoded before the first prompt, a few tokens of each, and not counted."""
     template_args: dict[str, Any] = field(default_factory=dict)

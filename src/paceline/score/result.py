@@ -16,7 +16,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.score_inputs import convention_record, score_settings, set_name
 from paceline.score.aggregate import acceptance, losslessness
 from paceline.score.cost import cost, plain_rates, plain_timings, timing
-from paceline.score.results import PLAIN, MethodResult, PromptResult, at_temperature
+from paceline.score.results import PLAIN, MethodResult, PromptResult, at_temperature, chain_name
 from paceline.score.slices import by_label, by_length, plain_slices, prompt_table
 from paceline.target.spec import read_spec
 from paceline.target.template import template_digest
@@ -38,7 +38,11 @@ def result_of(
     seed = settings.seed
     temperatures = sorted({r.temperature for r in results})
     names = [method_name(b) for b in (None, *sorted({*score.budgets, *score.walk_budgets}))]
-    methods_at = {t: [at_temperature(name, t) for name in names] for t in temperatures}
+    drawn = [chain_name(drafting) for drafting in score.drafting]
+    methods_at = {
+        t: [at_temperature(name, t) for name in (names if t == 0 else [*names, *drawn])]
+        for t in temperatures
+    }
     methods = [name for t in temperatures for name in methods_at[t]]
     # A walk budget that was decoded on a few prompts, to check it, is pooled as the walk.
     walked = [_as_walk(r, decoded={CHAIN, *map(method_name, score.budgets)}) for r in results]
@@ -99,6 +103,9 @@ def _provenance(recipe: Recipe, results: Sequence[PromptResult]) -> dict[str, An
         ],
         "max_new_tokens": settings.max_new_tokens,
         "warmup": settings.warmup,
+        "top_k": recipe.score.top_k,
+        "top_p": recipe.score.top_p,
+        "min_p": recipe.score.min_p,
         "budgets": list(recipe.score.budgets),
         "walk_budgets": list(recipe.score.walk_budgets),
         "batch_size": 1,

@@ -10,6 +10,11 @@ def at_temperature(name: str, temperature: float) -> str:
     return f"{name}@t{temperature:g}" if temperature else name
 
 
+def chain_name(drafting: str) -> str:
+    """The name of a chain that is drafted in another way than by the best tokens."""
+    return f"chain-{drafting}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:
     """One way of decoding one answer."""
@@ -18,11 +23,12 @@ class MethodResult:
     how: str
     """`decoded`, or `walk`: computed from the plain answer."""
     identical: bool | None = None
-    """Whether the tokens are those of plain decoding; None for a walk."""
+    """Whether the tokens are those of plain decoding; None for a walk, and where they are only
+    distributed as those."""
     divergence: int | None = None
     """First answer token that differs."""
     margin: float | None = None
-    """Gap between the target's two best logits there."""
+    """How far the target's choice there was from another one, in units of logits."""
     walk_rounds: tuple[int, ...] | None = None
     """What the walk says about a decoded method."""
     cpu_seconds: dict[str, float] | None = None

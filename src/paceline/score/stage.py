@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.decode.propose import Drafting
+from paceline.decode.sampling import GREEDY, Sampling
 from paceline.drafter.checkpoint import read_config
 from paceline.durable.errors import DataError, NotLossless
 from paceline.durable.fs import write_atomic
@@ -160,6 +162,9 @@ def _score_all(
         max_new_tokens=settings.max_new_tokens,
         budgets=recipe.score.budgets,
         walk_budgets=recipe.score.walk_budgets,
+        samplings=_samplings(recipe),
+        drafting=tuple(Drafting(name) for name in recipe.score.drafting),
+        seed=settings.seed,
         warmup=tuple(prompts[: settings.warmup]),
         template_args=recipe.corpus.template_args,
         template_file=recipe.corpus.template_file,
@@ -177,6 +182,7 @@ def _score_all(
         progress.reuse(list(done.values()))
         events.emit("start", progress.counts())
         answers = sum(1 + len(p.later) for p in prompts) * settings.max_new_tokens
+        answers *= len(job.samplings)
         tokens = sum(map(_tokens, done.values()))
         with TokenProgress("score", answers, done=tokens) as terminal:
 
@@ -200,6 +206,15 @@ def _score_all(
                 what="prompts",
             )
     return [result for p in prompts for result in done[p.prompt_id]]
+
+
+def _samplings(recipe: Recipe) -> tuple[Sampling, ...]:
+    asked = recipe.score
+    filters = {"top_k": asked.top_k, "top_p": asked.top_p, "min_p": asked.min_p}
+    return tuple(
+        Sampling(temperature=temperature, **filters) if temperature else GREEDY
+        for temperature in score_settings(asked).temperatures
+    )
 
 
 def _scorer(job: Job) -> Callable[[Prompt], tuple[PromptResult, ...]]:
