@@ -94,6 +94,7 @@ FROZEN = {
         "--top-p",
         "-h",
     ],
+    "compare": ["--help", "--json", "-h"],
     "stop": ["--grace", "--help", "--kill", "-h"],
     "status": ["--help", "--json", "-h"],
     "clean": ["--checkpoints", "--features", "--force", "--help", "--keep", "--yes", "-h"],

@@ -19,6 +19,8 @@ from paceline.recipe.schema import (
     ExtractRecipe,
     Recipe,
     RegenerateRecipe,
+    ScoreRecipe,
+    ScoreSetRecipe,
     SourceRecipe,
     TargetRecipe,
     TrainRecipe,
@@ -98,6 +100,19 @@ extracts = st.builds(
     store=st.sampled_from(["", "s3://bucket/prefix"]) | paths,
     staging=st.just("auto") | paths,
 )
+score_sets = st.builds(ScoreSetRecipe, path=paths, adapter=..., name=..., limit=...)
+scores = st.builds(
+    ScoreRecipe,
+    datasets=st.lists(score_sets, max_size=2).map(tuple),
+    convention=...,
+    max_prompts=...,
+    max_new_tokens=...,
+    warmup=...,
+    budgets=...,
+    walk_budgets=...,
+    walk_check_prompts=...,
+    seed=...,
+)
 recipes = st.builds(
     Recipe,
     name=...,
@@ -107,7 +122,7 @@ recipes = st.builds(
     extract=extracts,
     drafter=drafters,
     train=...,
-    score=...,
+    score=scores,
 )
 
 
@@ -134,10 +149,12 @@ def test_a_written_recipe_has_absolute_paths_and_every_key(tmp_path, monkeypatch
     recipe = Recipe(
         corpus=CorpusRecipe(sources=(SourceRecipe(path="data/a.jsonl"),)),
         train=TrainRecipe(objective=(ObjectiveTerm(kind="kl"),)),
+        score=ScoreRecipe(datasets=(ScoreSetRecipe(path="data/b.jsonl"),)),
     )
     write_recipe(recipe, Path("recipe.yaml"))
     text = (tmp_path / "recipe.yaml").read_text()
     assert f"path: {tmp_path}/data/a.jsonl" in text
+    assert f"path: {tmp_path}/data/b.jsonl" in text
     names = {key.rpartition(".")[2] for key in known_keys()}
     assert {line.strip("- ").partition(":")[0] for line in text.splitlines()} >= names
 

@@ -30,6 +30,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("train", "the drafter, from the hidden states"),
     ("score", "acceptance and speed of target and drafter, by decoding"),
     ("chat", "talk to the target with the drafter at work"),
+    ("compare", "scores beside each other: which drafter yields more, and whether by chance"),
     ("status", "how a run stands, also after it has died"),
     ("verify", "what an extraction has made, shard by shard, and what is missing"),
     ("report", "a run on one page: curves, acceptance, text, corpus, recipe"),
