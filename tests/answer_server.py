@@ -55,6 +55,8 @@ class Faults:
     """So many requests get a 429 first, with `Retry-After: 1`."""
     rejected: frozenset[int] = frozenset()
     """Prompts that get a 400."""
+    mute: frozenset[int] = frozenset()
+    """Prompts that get a 200 with an empty text."""
     poison: frozenset[int] = frozenset()
     """Prompts that get a 500."""
     stretched: frozenset[int] = frozenset()
@@ -252,6 +254,8 @@ class _Server:
                 self._note(number, what, seed)
                 return await self._fail(request, what)
         self._note(number, "asked", seed)
+        if number in faults.mute:
+            return web.json_response({"choices": [{"text": "", "finish_reason": "stop"}]})
         await asyncio.sleep(faults.slow.get(number, faults.pause))
         loop = asyncio.get_running_loop()
         body = await loop.run_in_executor(self._pool, self._body, asked, number, prompt)

@@ -33,11 +33,13 @@ def run_stage(
     allow_change: Sequence[str] = (),
     shard: str | None = None,
     accept_code: bool = False,
+    ask_again: Sequence[str] = (),
 ) -> "Report":
     """Run one stage; what is done already and verified is left as it is.
 
     `resume_from`, `fork_from` and `allow_change` are those of `paceline train`, `shard` and
-    `accept_code` those of `paceline extract`; other stages take no notice.
+    `accept_code` those of `paceline extract`, `ask_again` that of `paceline regenerate`; other
+    stages take no notice.
 
     The recipe is taken as it stands: `check_recipe` and `check_paths` come first. Raises UserError
     for an unknown name, and what the stage raises: RecipeChanged where artefacts of another recipe
@@ -54,6 +56,7 @@ def run_stage(
                     "fork_from": fork_from,
                     "allow_change": allow_change,
                 },
+                "regenerate": {"ask_again": ask_again},
                 "extract": {"shard": shard, "accept_code": accept_code},
             }
             work = importlib.import_module(module).run

@@ -76,17 +76,16 @@ def test_a_poison_prompt_is_given_up_told_and_asked_again_on_demand(prepared, se
     assert server.asked()[3] == server.asked()[12] == 2
     [sentence] = report.undone
     assert "2 prompts" in sentence
-    assert "regenerate.stage.json" in sentence
+    assert f"paceline regenerate --run {run_dir.root} --ask-again server_failed" in sentence
     details = [row["detail"] for row in rows(run_dir) if row["reason"] == "server_failed"]
     assert all("EngineCore encountered an issue" in detail for detail in details)
     again = run(recipe, run_dir)
     assert again.skipped
     assert again.undone == report.undone
-    (run_dir.corpus / "regenerate.stage.json").unlink()
     server.kill()
     server.start(poison=frozenset({3}))
     before = server.asked()
-    third = run(recipe, run_dir)
+    third = run(recipe, run_dir, ask_again=["server_failed"])
     assert reasons(third) == {"server_failed": 1}
     assert third.numbers["reused_answers"] == 19
     assert set(server.asked() - before) == {3, 12}
@@ -119,6 +118,12 @@ def test_the_command_says_what_is_not_done_by_its_exit_code(tmp_path, serve, toy
     assert "already done" in capsys.readouterr().out
     assert main(["regenerate", *asked, "--set", "regenerate.seed=7"]) == 2
     assert "regenerate.seed: 0 -> 7" in capsys.readouterr().err
+    assert main(["regenerate", *asked, "--ask-again", "loop,"]) == 2
+    assert "--ask-again: empty" in capsys.readouterr().err
+    server.kill()
+    server.start(poison=frozenset())
+    assert main(["regenerate", *asked, "--ask-again", "server_failed,loop"]) == 0
+    assert "server_failed" not in capsys.readouterr().out
 
 
 def test_rows_that_a_server_refuses_are_quarantined_and_never_asked_again(prepared, serve, toy):

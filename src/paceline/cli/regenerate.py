@@ -1,8 +1,12 @@
 """`paceline regenerate`."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from paceline.cli.stages import StageArgs, open_run, run_stages
+from paceline.durable.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +22,18 @@ class Args(StageArgs):
     Example: paceline regenerate recipe.yaml --run runs/demo
     """  # noqa: D205
 
+    ask_again: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]],
+        tyro.conf.arg(metavar="REASON[,REASON]", help_behavior_hint="(repeatable)"),
+    ] = ()
+    """Have prompts asked again whose answers by servers were left out for this reason of
+    `corpus/regenerate-quarantine.jsonl`, such as `server_rejected`; all else is kept."""
+
 
 def run(args: Args) -> int:
     """Run the command; the exit code."""
     recipe, run_dir = open_run(args, "regenerate")
-    return run_stages(["regenerate"], recipe, run_dir)
+    reasons = [reason.strip() for some in args.ask_again for reason in some.split(",")]
+    if not all(reasons):
+        raise UserError("--ask-again: empty. Name a reason, such as server_rejected.")
+    return run_stages(["regenerate"], recipe, run_dir, {"regenerate": {"ask_again": reasons}})

@@ -1,7 +1,7 @@
 """`paceline regenerate`: the target answers the prompts itself, and a drafter learns its words."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,12 +10,14 @@ from pathlib import Path
 import msgspec
 
 from paceline.corpus.answer import answer_room, answer_sample
+from paceline.corpus.answer_reasons import FAILED
 from paceline.corpus.groups import Answer, AnswerStore, Group, plan_groups, read_prompts
 from paceline.corpus.mask import Renderer, renderer_of
-from paceline.corpus.regenerate_tally import AnswerTally, Progress
+from paceline.corpus.regenerate_tally import AnswerTally, AskAgain, Progress
+from paceline.corpus.served.asking_again import check_ask_again, drop_answers
 from paceline.corpus.served.reading import Reader
-from paceline.corpus.served.stage import Told, ask_servers, count
-from paceline.corpus.served.store import FAILED, Refused, ServedStore
+from paceline.corpus.served.stage import Told, ask_servers, count_found
+from paceline.corpus.served.store import Refused, ServedStore
 from paceline.durable.errors import DataError
 from paceline.durable.fs import REAL_FS, atomic_file
 from paceline.flow.launch import map_items
@@ -29,7 +31,7 @@ from paceline.target.spec import TargetSpec, read_spec
 from paceline.types import Sample, Split
 from paceline.types.sample import encode_sample, read_samples
 from paceline.watch.events import EventWriter
-from paceline.watch.words import counted
+from paceline.watch.words import command_line, counted
 
 FORMAT_VERSION = 1
 """Of answers and `regenerated.jsonl`; part of the fingerprint."""
@@ -39,19 +41,21 @@ _DAMAGED = "not as it was written"
 _log = logging.getLogger(__name__)
 
 
-def run(recipe: Recipe, run_dir: RunDir) -> Report:
+def run(recipe: Recipe, run_dir: RunDir, *, ask_again: Sequence[str] = ()) -> Report:
     """Answer every prompt of the prepared corpus but the held-out ones, which are passed through.
 
     Groups of prompts are answered by `target.workers` processes, or single prompts by the servers
     of `regenerate.servers`; each is durable before it counts as done. A run that was interrupted,
     at whatever moment, is resumed with what is missing, and the processes' corpus is then the one
     that an undisturbed run would have made. Samples keep the order of the prepared corpus; every
-    prompt is answered, quarantined with a reason, or held out.
+    prompt is answered, quarantined with a reason, or held out. Prompts whose answers by servers
+    are left out for a reason of `ask_again` are asked again.
 
     Raises DataError where there is no prepared corpus, it already has answers, a prompt is longer
     than the target can read, or no training sample is left; TargetError for the target;
     RecipeChanged where another recipe's answers stand here; WorkerFailed for a lost worker;
-    UserError where no server is of use, ServersFailed where none answers.
+    UserError where no server is of use, or nothing can be asked again; ServersFailed where none
+    answers.
     """
     if not recipe.regenerate.enabled:
         return Report(
@@ -60,10 +64,10 @@ def run(recipe: Recipe, run_dir: RunDir) -> Report:
             lines=("regenerate: off in the recipe; the answers of the data are used.",),
         )
     with EventWriter(run_dir.events, "regenerate") as events:
-        return _run(recipe, run_dir, events)
+        return _run(recipe, run_dir, events, ask_again)
 
 
-def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
+def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter, ask_again: Sequence[str]) -> Report:
     if not run_dir.prepared.is_file():
         raise DataError(f"{run_dir.prepared}: there is no prepared corpus. Run prepare first.")
     folder = Path(recipe.target.path)
@@ -82,7 +86,10 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
         _fields(recipe, job, spec),
         binds=AnswerStore.holds_any(run_dir.corpus) or ServedStore.holds_any(run_dir.corpus),
     )
-    if record.is_done():
+    is_done = record.is_done()
+    if ask_again:
+        check_ask_again(ask_again, recipe, run_dir, record)
+    elif is_done:
         return Report(
             stage="regenerate",
             skipped=True,
@@ -92,21 +99,25 @@ def _run(recipe: Recipe, run_dir: RunDir, events: EventWriter) -> Report:
         )
     adopt_recipe(recipe, run_dir)
     record.begin()
+    again: AskAgain | None = None
     with ExitStack() as stack:
         if recipe.regenerate.servers:
-            answered, told = _ask(recipe, job, spec, renderer, record, run_dir, events, stack)
+            again = partial(_again_command, run_dir)
+            answered, told = _ask(
+                recipe, job, spec, renderer, record, run_dir, events, stack, ask_again
+            )
         else:
             store = stack.enter_context(AnswerStore(run_dir.corpus, record.fingerprint))
             groups = plan_groups(run_dir.prepared, recipe.regenerate.group_size)
             told = _generate(job, groups, store, events)
             answered = store.answered(run_dir.prepared, groups)
-        tally = _assemble(recipe, renderer, answered, run_dir)
+        tally = _assemble(recipe, renderer, answered, run_dir, again)
         undone = _undone(tally, run_dir)
         numbers = {**tally.numbers(), **told.numbers(), **({"undone": undone} if undone else {})}
         record.finish([run_dir.regenerated, quarantine_path(run_dir)], numbers)
         counts = replace(told.counts(), quarantined=dict(tally.reasons))
         events.emit("finished", counts, report=numbers)
-    lines = (*tally.lines(), *told.lines())
+    lines = (*tally.lines(), *told.lines(), *tally.warnings(again))
     return Report(stage="regenerate", numbers=numbers, lines=lines, undone=tuple(undone))
 
 
@@ -119,12 +130,16 @@ def _ask(
     run_dir: RunDir,
     events: EventWriter,
     stack: ExitStack,
+    ask_again: Sequence[str],
 ) -> tuple[Iterator[tuple[Sample, Answer | Refused | None]], Told]:
     """Have servers answer; what they said, in the order of the corpus."""
     prompts = sum(sample.split is not Split.HELDOUT for sample in read_samples(run_dir.prepared))
     progress = Progress(prompts=prompts, redone={})
-    found = partial(count, progress, is_reused=True)
+    found = partial(count_found, progress)
     store = stack.enter_context(ServedStore(run_dir.corpus, record.fingerprint, found))
+    if ask_again:
+        drop_answers(store, recipe, ask_again)
+    store.begin()
     reader = Reader(renderer, job.ends, spec.vocab_size, recipe.regenerate.api == "chat")
     told = ask_servers(
         recipe, run_dir.prepared, reader, store, progress, events, max_length=job.max_length
@@ -136,13 +151,18 @@ def _undone(tally: AnswerTally, run_dir: RunDir) -> list[str]:
     failed = tally.reasons[FAILED]
     if not failed:
         return []
-    record = run_dir.corpus / "regenerate.stage.json"
     sentence = (
         f"{counted(failed, 'prompt')} over which the servers failed each time: listed in "
-        f"{quarantine_path(run_dir)} as {FAILED}. To have them asked again, remove {record} and "
-        "run regenerate again: the other answers are kept."
+        f"{quarantine_path(run_dir)} as {FAILED}. To have them asked again: "
+        f"`{_again_command(run_dir, [FAILED])}`; the other answers are kept."
     )
     return [sentence]
+
+
+def _again_command(run_dir: RunDir, reasons: Sequence[str]) -> str:
+    return command_line(
+        "paceline", "regenerate", "--run", run_dir.root, "--ask-again", ",".join(reasons)
+    )
 
 
 def quarantine_path(run_dir: RunDir) -> Path:
@@ -257,6 +277,7 @@ def _assemble(
     renderer: Renderer,
     answered: Iterator[tuple[Sample, Answer | Refused | None]],
     run_dir: RunDir,
+    again: AskAgain | None,
 ) -> AnswerTally:
     """Write corpus and quarantine; the quarantine stands even where no sample is left."""
     tally = AnswerTally()
@@ -272,7 +293,7 @@ def _assemble(
                         REAL_FS.write(corpus, encode_sample(prompt))
                         continue
                     if isinstance(answer, Refused):
-                        tally.refuse(answer.reason)
+                        tally.refuse(answer.reason, answer.detail)
                         REAL_FS.write(rejected, _refused(prompt, answer, renderer))
                         continue
                     reason = tally.judge(answer, recipe.corpus, recipe.regenerate)
@@ -288,7 +309,7 @@ def _assemble(
                         REAL_FS.write(corpus, encode_sample(sample))
                     else:
                         REAL_FS.write(rejected, _quarantined(sample, answer, reason))
-                tally.check(quarantine_path(run_dir))
+                tally.check(quarantine_path(run_dir), again)
         except DataError as error:
             refusal = error
     if refusal is not None:

@@ -3,11 +3,12 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.corpus.answer_reasons import CUT, FAILED, LOOP, TOO_FEW, advice, is_of_server
 from paceline.corpus.coverage import TokenCoverage
 from paceline.corpus.groups import Answer
 from paceline.corpus.loops import is_loop
@@ -21,6 +22,25 @@ _LOG_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
+AskAgain = Callable[[Sequence[str]], str]
+"""The command that has prompts asked again that are left out for these reasons."""
+
+_FEW = 0.03
+"""Share of prompts without an answer of use that is not worth a warning."""
+
+
+def reason_against(
+    answer: Answer, corpus: CorpusRecipe, recipe: RegenerateRecipe, *, loop: bool
+) -> str | None:
+    """Why an answer, a `loop` or not, is left out, or None."""
+    # A loop is why an answer never came to its end, so it goes first.
+    if loop and recipe.on_loop == "exclude":
+        return LOOP
+    if answer.finish == "length" and recipe.on_length == "exclude":
+        return CUT
+    return TOO_FEW if len(answer.ids) < corpus.min_loss_tokens else None
+
+
 @dataclass(slots=True)
 class AnswerTally:
     """Where every prompt went, and how the answers ended."""
@@ -31,6 +51,8 @@ class AnswerTally:
     """Accepted, by split."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Quarantined, by reason."""
+    said: dict[str, str] = field(default_factory=dict)
+    """What servers said of the first prompt of a reason."""
     finish: Counter[str] = field(default_factory=Counter)
     loops: int = 0
     tokens: int = 0
@@ -42,25 +64,19 @@ class AnswerTally:
 
     def judge(self, answer: Answer, corpus: CorpusRecipe, recipe: RegenerateRecipe) -> str | None:
         """Count an answer; the reason to leave it out, or None."""
-        loop = is_loop(answer.ids, recipe.loop_repeats)
         self.finish[answer.finish] += 1
         self.tokens += len(answer.ids)
+        loop = is_loop(answer.ids, recipe.loop_repeats)
         self.loops += loop
-        reason = None
-        # A loop is why an answer never came to its end, so it goes first.
-        if loop and recipe.on_loop == "exclude":
-            reason = "loop"
-        elif answer.finish == "length" and recipe.on_length == "exclude":
-            reason = "length_cut"
-        elif len(answer.ids) < corpus.min_loss_tokens:
-            reason = "too_few_loss_tokens"
+        reason = reason_against(answer, corpus, recipe, loop=loop)
         if reason is not None:
             self.reasons[reason] += 1
         return reason
 
-    def refuse(self, reason: str) -> None:
-        """Count a prompt that has no answer to judge."""
+    def refuse(self, reason: str, detail: str) -> None:
+        """Count a prompt that has no answer to judge, and remember the first words on it."""
         self.reasons[reason] += 1
+        self.said.setdefault(reason, detail)
 
     def accept(self, sample: Sample, ids: Sequence[int]) -> None:
         """Count a sample of the new corpus, and the ids of its answer."""
@@ -69,7 +85,7 @@ class AnswerTally:
         self.answers[sample.split] += 1
         self.loss_tokens += sample.num_loss_tokens
 
-    def check(self, listed: Path) -> None:
+    def check(self, listed: Path, again: AskAgain | None) -> None:
         """Raise IntegrityError for a prompt unaccounted for, DataError for nothing to train on."""
         accounted = self.answers.total() + self.reasons.total() + self.heldout
         if accounted != self.prepared:
@@ -79,11 +95,32 @@ class AnswerTally:
             )
         if not self.answers[Split.TRAIN]:
             reasons = ", ".join(f"{n} {reason}" for reason, n in self.reasons.most_common())
+            frequent = [reason for reason, _ in self.reasons.most_common()]
+            told = advice(frequent[:3], is_served=again is not None)
+            said = self._first_words(frequent[0]) if frequent else ""
+            useless = [] if again is None else list(filter(is_of_server, frequent))
+            asked = f" Then have them asked again: `{again(useless)}`." if again and useless else ""
             raise DataError(
                 f"No answered training sample is left of {self.prepared} prompts "
-                f"({reasons or 'none was asked'}). They are listed in {listed}: allow longer "
-                "answers (regenerate.max_new_tokens) or keep what is left out (on_length, on_loop)."
+                f"({reasons or 'none was asked'}){said}. They are listed in {listed}. {told}{asked}"
             )
+
+    def _first_words(self, reason: str) -> str:
+        said = self.said.get(reason)
+        return f"; the first {reason}: {said}" if said else ""
+
+    def warnings(self, again: AskAgain | None) -> Iterator[str]:
+        """Of prompts that servers gave no answer of use to, where they are more than a few."""
+        asked = self.answers.total() + self.reasons.total()
+        for reason, count in self.reasons.most_common():
+            if again is None or not is_of_server(reason) or reason == FAILED:
+                continue
+            if count > _FEW * asked:
+                yield (
+                    f"warning: {count} of {asked} prompts ({count / asked:.0%}) are left out as "
+                    f"{reason}{self._first_words(reason)}. {advice([reason], is_served=True)} Then "
+                    f"have them asked again: `{again([reason])}`"
+                )
 
     def numbers(self) -> dict[str, Any]:
         """For the report: JSON values."""
@@ -133,7 +170,8 @@ class Progress:
         """How answers ended, those of earlier runs too."""
         self._prompts = prompts
         self._redone = redone
-        self._refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        """Prompts that are done without an answer by reason, those of earlier runs too."""
         self._reused = 0
         self._reused_tokens = 0
         self._answered = 0
@@ -141,12 +179,18 @@ class Progress:
         self._start = self._logged = time.monotonic()
         self._seconds = 0.0
 
-    def reuse(self, answers: Sequence[Answer]) -> None:
-        """Count a group that an earlier run has answered; before the first `add`."""
-        self._reused += len(answers)
-        self._reused_tokens += sum(len(answer.ids) for answer in answers)
-        self.finish.update(answer.finish for answer in answers)
+    def reuse(self, answers: Sequence[Answer], times: int = 1) -> None:
+        """Count answers of an earlier run, or (-1) undo that; before the first `add`."""
+        self._reused += times * len(answers)
+        self._reused_tokens += times * sum(len(answer.ids) for answer in answers)
+        for answer in answers:
+            _shift(self.finish, answer.finish, times)
         self._start = time.monotonic()
+
+    def reuse_refusal(self, reason: str, times: int = 1) -> None:
+        """Count a prompt that an earlier run was done with, without an answer, or undo that."""
+        self._reused += times
+        _shift(self.refused, reason, times)
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Count a group that is durable."""
@@ -155,13 +199,10 @@ class Progress:
         self._tokens += sum(len(answer.ids) for answer in answers)
         self._seconds = time.monotonic() - self._start
 
-    def refuse(self, reason: str, *, is_reused: bool = False) -> None:
+    def refuse(self, reason: str) -> None:
         """Count a prompt that is done without an answer."""
-        self._refused[reason] += 1
-        if is_reused:
-            self._reused += 1
-        else:
-            self._answered += 1
+        self.refused[reason] += 1
+        self._answered += 1
 
     @property
     def done(self) -> int:
@@ -186,7 +227,7 @@ class Progress:
             unit="prompts",
             total=self._prompts,
             done=self.done,
-            quarantined=dict(self._refused),
+            quarantined=dict(self.refused),
             skipped=self._reused,
             redone=self._redone,
             redone_unit="groups",
@@ -224,3 +265,9 @@ class Progress:
             yield f"{self._reused} answers were there from an earlier run"
         if self._tokens:
             yield (f"{self._tokens} tokens in {self._seconds:.1f} s, {self._rate:.1f} tokens/s")
+
+
+def _shift(counts: Counter[str], name: str, times: int) -> None:
+    counts[name] += times
+    if not counts[name]:
+        del counts[name]

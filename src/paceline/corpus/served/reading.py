@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from paceline.corpus.answer_reasons import NOT_TOKENS, PROMPT_DIFFERS, TOO_FEW, is_fault
 from paceline.corpus.groups import Answer
 from paceline.corpus.mask import Renderer
 from paceline.corpus.served.store import Kept, Refused
@@ -47,7 +48,7 @@ class Reader:
             ids = self._tokenised(reply)
             is_retokenised = ids is not None
             if ids is None:
-                refusal = ("text_not_tokens", f"no token_ids, and the text {reply.text[:80]!r}")
+                refusal = (NOT_TOKENS, f"no token_ids, and the text {reply.text[:80]!r}")
         if refusal is not None:
             reason, detail = refusal
             said = Refused(
@@ -61,9 +62,21 @@ class Reader:
         answer = self._answer(prompt, ids or [], reply.finish, limit)
         return Kept(answer, is_retokenised, is_unchecked)
 
+    def fault(self, kept: Kept) -> tuple[str, str]:
+        """What is wrong with an answer by the server's making: a word, and words; else empty."""
+        said = kept.said
+        if isinstance(said, Refused):
+            if not is_fault(said.reason):
+                return "", ""
+            word = "finish" if said.reason.startswith("finish_") else said.reason
+            return word, f"{said.reason}, {said.detail}"
+        if not self.ends.issuperset(said.ids):
+            return "", ""
+        return TOO_FEW, f"{TOO_FEW}, an empty text that ended with {said.finish!r}"
+
     def _refusal(self, reply: Reply, differs: str) -> tuple[str, str] | None:
         if differs:
-            return "prompt_differs", differs
+            return PROMPT_DIFFERS, differs
         if reply.finish not in ("stop", "length"):
             word = re.sub(r"\W+", "_", reply.finish.lower())[:40]
             return f"finish_{word}", f"the server ended it with {reply.finish!r}"

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 
 from paceline.corpus.answer import answer_room
+from paceline.corpus.answer_reasons import FAILED, REJECTED
 from paceline.corpus.groups import Line, located, read_prompt
 from paceline.corpus.regenerate_tally import Progress
 from paceline.corpus.served.reading import Reader
@@ -28,6 +29,7 @@ from paceline.target.served.endpoint import Endpoint
 from paceline.target.served.pace import Pace
 from paceline.target.served.pool import Pool
 from paceline.target.served.replies import Reply
+from paceline.target.served.trial import Taken
 from paceline.types import Sample, Split
 from paceline.watch.events import Counts, EventWriter
 
@@ -105,10 +107,14 @@ def ask_servers(
         progress=progress,
         events=events,
         max_length=max_length,
+        has_useful=progress.done > progress.refused.total(),
     )
     events.emit("start", progress.counts(), to_ask=len(todo))
     if progress.done:
-        _log.info("%d prompts were answered before, %d are left", progress.done, len(todo))
+        useless = "".join(f", {n} of them {reason}" for reason, n in progress.refused.most_common())
+        _log.info(
+            "%d prompts were dealt with before%s; %d are left", progress.done, useless, len(todo)
+        )
     if todo:
         with signals_noted("the answers under way, or some seconds") as stop:
             try:
@@ -208,6 +214,8 @@ class _Work:
     progress: Progress
     events: EventWriter
     max_length: int
+    has_useful: bool
+    """Whether earlier runs have an answer that is one."""
     endpoints: tuple[Endpoint, ...] = ()
     done: int = 0
     _asked: dict[str, tuple[Sample, int]] = field(default_factory=dict)
@@ -249,7 +257,10 @@ class _Work:
                 room = answer_room(prompt, self.max_length)
                 limit = min(self.recipe.regenerate.max_new_tokens, room)
                 self._asked[prompt.prompt_id] = (prompt, limit)
-                yield question_of(self.recipe, prompt, limit)
+                question = question_of(self.recipe, prompt, limit)
+                # Where nothing of use is here yet, the same once more does speak of the server.
+                is_repeated = self.has_useful and self.store.is_repeated(prompt.prompt_id)
+                yield replace(question, is_repeated=is_repeated)
 
     def named(self, model: str, url: str) -> None:
         """Remember what the servers call the target; refuse another name than the first run's."""
@@ -261,11 +272,11 @@ class _Work:
                 "Use a new run directory (`--run DIR`), or serve that again (regenerate.model)."
             )
 
-    def read(self, question: Question, reply: Reply) -> tuple[Kept, int]:
-        """What to keep of a reply, and the tokens that were generated."""
+    def read(self, question: Question, reply: Reply) -> Taken:
+        """What to keep of a reply."""
         prompt, limit = self._asked[question.key]
         kept = self.reader.read(prompt, limit, reply)
-        return kept, len(kept.said.ids)
+        return Taken(kept, len(kept.said.ids), *self.reader.fault(kept))
 
     async def keep(self, question: Question, answer: Kept) -> None:
         """Keep an answer, or why it is none."""
@@ -273,7 +284,7 @@ class _Work:
 
     async def reject(self, question: Question, message: str) -> None:
         """A prompt that a server refuses."""
-        await self._keep(question, _refused(question, "server_rejected", message))
+        await self._keep(question, _refused(question, REJECTED, message))
 
     async def give_up(self, question: Question, message: str) -> None:
         """A prompt over which requests fail."""
@@ -303,14 +314,20 @@ class _Work:
         self.progress.log()
 
 
-def count(progress: Progress, kept: Kept, *, is_reused: bool = False) -> None:
-    """Count what is done, in this run or (`is_reused`) an earlier one."""
+def count(progress: Progress, kept: Kept) -> None:
+    """Count what is done in this run."""
     if isinstance(kept.said, Refused):
-        progress.refuse(kept.said.reason, is_reused=is_reused)
-    elif is_reused:
-        progress.reuse([kept.said])
+        progress.refuse(kept.said.reason)
     else:
         progress.add([kept.said])
+
+
+def count_found(progress: Progress, kept: Kept, times: int) -> None:
+    """Count what an earlier run has done, or (-1) undo that."""
+    if isinstance(kept.said, Refused):
+        progress.reuse_refusal(kept.said.reason, times)
+    else:
+        progress.reuse([kept.said], times)
 
 
 def _refused(question: Question, reason: str, message: str) -> Kept:

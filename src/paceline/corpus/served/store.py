@@ -2,20 +2,18 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
+from paceline.corpus.answer_reasons import FAILED
 from paceline.corpus.groups import Answer, located
 from paceline.durable.errors import IntegrityError, JournalDamaged
 from paceline.durable.journal import Journal, record_at
 from paceline.types import Sample, Split
-
-FAILED = "server_failed"
-"""Reason of prompts that were given up: those alone are asked again by the next start."""
 
 _NAME = "answers.journal"
 _ADVICE = "Put back a copy that is whole, or remove {path} to have all prompts asked again."
@@ -56,8 +54,13 @@ class ServedStore:
     One process at a time: raises UserError where another has the journal open.
     """
 
-    def __init__(self, folder: Path, fingerprint: str, on_found: Callable[[Kept], None]) -> None:
-        """`on_found` gets what earlier runs have kept and nobody asks again."""
+    def __init__(
+        self, folder: Path, fingerprint: str, on_found: Callable[[Kept, int], None]
+    ) -> None:
+        """`on_found` gets, with 1, what earlier runs have kept and nobody asks again.
+
+        What is dropped later, to be asked again, it gets once more, with -1; until `begin`.
+        """
         self.path = folder / _NAME
         self.flags: Counter[str] = Counter()
         """Of all answers: how many are `retokenised`, `unchecked`."""
@@ -67,12 +70,12 @@ class ServedStore:
         self._unsaid: dict[str, Any] | None = None
         self._places: dict[bytes, int] = {}
         self._failed: dict[bytes, int] = {}
-        self._on_found: Callable[[Kept], None] | None = on_found
+        self._repeated: set[bytes] = set()
+        self._on_found: Callable[[Kept, int], None] | None = on_found
         try:
             self._journal = Journal(self.path, on_record=self._note)
         except JournalDamaged as error:
             raise JournalDamaged(f"{error} {_ADVICE.format(path=self.path)}") from error
-        self._on_found = None
         # Those that were given up before are asked again.
         self._failed.clear()
         self._committer = _Committer(self._journal)
@@ -86,6 +89,30 @@ class ServedStore:
     def has(self, prompt_id: str) -> bool:
         """Whether the prompt is done."""
         return bytes.fromhex(prompt_id) in self._places
+
+    def is_repeated(self, prompt_id: str) -> bool:
+        """Whether an earlier answer to the prompt was dropped, so that it is asked again."""
+        return bytes.fromhex(prompt_id) in self._repeated
+
+    def drop(self, reason_of: Callable[[Kept], str | None], reasons: Collection[str]) -> int:
+        """Have answers that are left out for one of `reasons` asked again; how many these are.
+
+        `reason_of` says why an answer is left out, or None. Durable on return.
+        """
+        dropped: list[dict[str, Any]] = []
+        with self.path.open("rb") as file:
+            for place in self._places.values():
+                record = record_at(file, place)
+                reason = None if record is None else reason_of(_kept(record))
+                if record is not None and reason in reasons:
+                    again = {"kind": "again", "fingerprint": self._fingerprint}
+                    dropped.append({**again, "prompt_id": record["prompt_id"], "reason": reason})
+        self._journal.extend(dropped)
+        return len(dropped)
+
+    def begin(self) -> None:
+        """What comes from here on is new, and `on_found` hears of none of it."""
+        self._on_found = None
 
     def name_model(self, model: str) -> None:
         """Have the first answer say what the servers call the target."""
@@ -137,6 +164,9 @@ class ServedStore:
         if record["kind"] == "model":
             self.model = record["model"]
             return
+        if record["kind"] == "again":
+            self._forget(record)
+            return
         kept = _kept(record)
         key = bytes.fromhex(kept.said.prompt_id)
         if not kept.is_done:
@@ -146,7 +176,25 @@ class ServedStore:
         self.flags["retokenised"] += kept.is_retokenised
         self.flags["unchecked"] += kept.is_unchecked
         if self._on_found is not None:
-            self._on_found(kept)
+            self._on_found(kept, 1)
+
+    def _forget(self, record: dict[str, Any]) -> None:
+        key = bytes.fromhex(record["prompt_id"])
+        self._repeated.add(key)
+        place = self._places.pop(key, None)
+        if place is None:
+            return
+        with self.path.open("rb") as file:
+            found = record_at(file, place)
+        if found is not None:
+            kept = _kept(found)
+            self.flags["retokenised"] -= kept.is_retokenised
+            self.flags["unchecked"] -= kept.is_unchecked
+            if self._on_found is not None:
+                self._on_found(kept, -1)
+        if not self._places:
+            # With the last answer goes what another model's could be mixed with.
+            self.model = None
 
     def close(self) -> None:
         """Let another process have the journal."""

@@ -31,6 +31,8 @@ class Question:
     """`/completions` or `/chat/completions`."""
     fields: dict[str, Any]
     """The request's JSON, without `model`."""
+    is_repeated: bool = False
+    """Asked again for what came of it before: the same once more says nothing of the server."""
 
 
 class _TooLong(Exception):

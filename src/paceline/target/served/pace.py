@@ -22,6 +22,8 @@ class Pace:
     """However long a server asks to be left alone."""
     first_rejections: int = 8
     """So many prompts rejected, and none answered, mean that the requests are wrong, not they."""
+    first_useless: int = 20
+    """So many answers with one fault, and none without, mean that the server is wrong."""
     grace: float = 15.0
     """How long a signal lets requests in flight go on."""
     glance: float = 0.1

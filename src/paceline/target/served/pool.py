@@ -19,6 +19,7 @@ from paceline.target.served.client import Question
 from paceline.target.served.endpoint import Endpoint, Streak
 from paceline.target.served.pace import Pace, grown
 from paceline.target.served.replies import Failed, Rejected, Reply, Unusable
+from paceline.target.served.trial import Held, Taken, Trial
 from paceline.watch.words import duration
 
 _log = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ class Results(Protocol):
         """The servers call the target so; before the first prompt. Raises UserError."""
         ...
 
-    def read(self, question: Question, reply: Reply) -> tuple[Any, int]:
-        """What to keep of an answer, and its tokens. Raises BadReply, WrongPrompt."""
+    def read(self, question: Question, reply: Reply) -> Taken:
+        """What to make of an answer. Raises BadReply, WrongPrompt."""
         ...
 
     async def keep(self, question: Question, answer: Any) -> None:
@@ -114,7 +115,7 @@ class Pool:
         self._has_fresh = True
         self._again: list[_Job] = []
         self._untried = 0
-        self._held: dict[Endpoint, list[tuple[_Job, str]]] = {}
+        self._trials = {endpoint: Trial() for endpoint in endpoints}
         self._tasks: set[asyncio.Task[None]] = set()
         self._error: BaseException | None = None
         self._wake = asyncio.Event()
@@ -172,8 +173,8 @@ class Pool:
         if self._has_fresh or self._again or self._tasks:
             return False
         # No answer tells any more whether the requests or the prompts are wrong.
-        for endpoint in list(self._held):
-            await self._reject_held(endpoint)
+        for trial in self._trials.values():
+            await self._release(trial)
         return True
 
     def _require_endpoints(self, now: float) -> None:
@@ -283,39 +284,47 @@ class Pool:
     ) -> None:
         if isinstance(outcome, Reply):
             try:
-                answer, tokens = self._results.read(job.question, outcome)
+                taken = self._results.read(job.question, outcome)
             except BadReply as error:
                 outcome = Failed("malformed", str(error))
             except WrongPrompt as error:
                 outcome = Unusable(str(error))
             else:
-                self._tell_closed(endpoint, closes=endpoint.heard(seconds, tokens=tokens))
-                await self._reject_held(endpoint)
-                await self._results.keep(job.question, answer)
+                self._tell_closed(endpoint, closes=endpoint.heard(seconds, tokens=taken.tokens))
+                await self._try(endpoint, Held(job, taken, taken.said))
                 return
         if isinstance(outcome, Rejected):
             self._tell_closed(endpoint, closes=endpoint.heard(seconds, tokens=None))
-            await self._rejected(endpoint, job, outcome.message)
+            await self._try(endpoint, Held(job, None, outcome.message))
         elif isinstance(outcome, Unusable):
             self._put_out(endpoint, outcome.message)
             self._again.append(job)
         elif isinstance(outcome, Failed):
             await self._failed(endpoint, job, outcome)
 
-    async def _rejected(self, endpoint: Endpoint, job: _Job, message: str) -> None:
-        if endpoint.stats.answered:
-            await self._results.reject(job.question, message)
+    async def _try(self, endpoint: Endpoint, held: Held) -> None:
+        """Keep an outcome, unless it may say more of the endpoint than of the prompt."""
+        trial = self._trials[endpoint]
+        if held.taken is not None and not held.taken.fault:
+            trial.is_over = True
+            await self._release(trial)
+        elif not trial.is_over and not held.job.question.is_repeated:
+            if endpoint.state == "out":
+                self._again.append(held.job)
+            elif verdict := trial.hold(held, self._pace):
+                self._put_out(endpoint, verdict)
             return
-        held = self._held.setdefault(endpoint, [])
-        held.append((job, message))
-        if len(held) >= self._pace.first_rejections:
-            self._put_out(
-                endpoint, f"answered none and rejected the first {len(held)} prompts: {message}"
-            )
+        await self._settled(held)
 
-    async def _reject_held(self, endpoint: Endpoint) -> None:
-        for job, message in self._held.pop(endpoint, ()):
-            await self._results.reject(job.question, message)
+    async def _release(self, trial: Trial) -> None:
+        for held in trial.release():
+            await self._settled(held)
+
+    async def _settled(self, held: Held) -> None:
+        if held.taken is None:
+            await self._results.reject(held.job.question, held.said)
+        else:
+            await self._results.keep(held.job.question, held.taken.answer)
 
     async def _failed(self, endpoint: Endpoint, job: _Job, failure: Failed) -> None:
         if endpoint.failed(failure, time.monotonic()):
@@ -358,7 +367,7 @@ class Pool:
         if endpoint.state != "out":
             endpoint.put_out(why)
             _log.warning("%s: not used any more: %s", endpoint.url, why)
-        self._again += [job for job, _ in self._held.pop(endpoint, ())]
+        self._again += [held.job for held in self._trials[endpoint].release()]
 
     def _tell_closed(self, endpoint: Endpoint, *, closes: bool) -> None:
         if closes:
