@@ -20,7 +20,7 @@ from paceline.corpus.answer_reasons import FAILED, REJECTED
 from paceline.corpus.groups import Line, located, read_prompt
 from paceline.corpus.regenerate_tally import Progress
 from paceline.corpus.served.reading import Reader
-from paceline.corpus.served.store import FAILED, Kept, Refused, ServedStore
+from paceline.corpus.served.store import Kept, Refused, ServedStore
 from paceline.durable.errors import DataError, RecipeChanged, UserError
 from paceline.flow.signals import signals_noted
 from paceline.recipe.schema import Recipe
