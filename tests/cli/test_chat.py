@@ -3,13 +3,15 @@
 import io
 
 import pytest
+from rich.console import Console
 
 from drafting import load_tiny_target, tiny_drafter
-from paceline.cli.chat_screen import Turn
+from paceline.cli.chat_screen import TerminalScreen, Turn
 from paceline.cli.main import main
 from paceline.decode.speculate import decode_plain
 from paceline.decode.text import GrowingText
 from paceline.drafter.checkpoint import save_drafter
+from paceline.durable.errors import UserError
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import DrafterRecipe, Recipe, ScoreRecipe, TargetRecipe
 from paceline.recipe.stage import StageRecord
@@ -119,6 +121,25 @@ def test_text_grows_by_whole_characters(trained):
     assert "" in pieces, "a character of several tokens waits for its last"
     assert growing.add(240) == ""
     assert growing.end() == "\ufffd"
+
+
+def test_a_terminal_colours_by_depth_and_goes_on_after_a_refusal():
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=True, color_system="standard", width=80, highlight=False
+    )
+    screen = TerminalScreen(console)
+    screen.ready("a chain of 3")
+    screen.refuse(UserError("the conversation is [too] long"))
+    screen.begin()
+    screen.show(Turn((("plain ", 0), ("one ", 1), ("far", 99)), 2, 5, 0.1, 1.0))
+    screen.end()
+    shown = out.getvalue()
+    assert "a chain of 3" in shown
+    assert "the conversation is [too] long" in shown
+    assert "\x1b[36mone " in shown, "depth 1 in cyan"
+    assert "\x1b[35mfar" in shown, "what is deeper has the last colour"
+    assert "τ 2.50" in shown
 
 
 def test_a_turn_says_how_it_goes():

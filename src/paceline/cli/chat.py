@@ -92,17 +92,25 @@ def run(args: Args) -> int:
     pair = load_pair(recipe.target, checkpoint)
     budget = args.budget if args.budget is not None else next(iter(recipe.score.budgets), 0)
     chat = _Chat(recipe, pair, args, sampling, budget or None)
-    screen.ready(f"chain of {pair.drafter.config.block_size - 1}" if not budget else f"{budget}")
+    drafted = pair.drafter.config.block_size - 1
+    screen.ready(f"a tree of {budget}" if budget else f"a chain of {drafted}")
     for line in screen.lines():
         if line.strip() == _NEW:
             chat.restart()
             continue
         if not line.strip():
             continue
+        try:
+            ids = chat.ask(line)
+        except UserError as error:
+            screen.refuse(error)
+            continue
         screen.begin()
-        for turn in chat.answer(line):
-            screen.show(turn)
-        screen.end()
+        try:
+            for turn in chat.answer(ids):
+                screen.show(turn)
+        finally:
+            screen.end()
     return 0
 
 
@@ -126,22 +134,28 @@ class _Chat:
         system = self._args.system
         self._messages = [{"role": "system", "content": system}] if system else []
 
-    def answer(self, text: str) -> Iterator[Turn]:
-        """The answer to a line, round by round. Raises UserError where it is too long."""
-        from paceline.decode.sampling import PositionKeyedNoise
-        from paceline.decode.speculate import Decoding
-        from paceline.decode.text import GrowingText
-
+    def ask(self, text: str) -> list[int]:
+        """The prompt with a new turn. Raises UserError for one too long, which is forgotten."""
         pair, limit = self._pair, self._args.max_new_tokens
         self._messages.append({"role": "user", "content": text})
         ids = self._prompt()
         room = pair.target.spec.max_position - limit - pair.drafter.config.block_size
         if len(ids) > room:
+            self._messages.pop()
             raise UserError(
                 f"the conversation has {len(ids)} tokens, and the target has room for {room} "
                 f"beside an answer of {limit}. Begin another with {_NEW}, or lower "
                 "--max-new-tokens."
             )
+        return ids
+
+    def answer(self, ids: list[int]) -> Iterator[Turn]:
+        """The answer to a prompt, round by round."""
+        from paceline.decode.sampling import PositionKeyedNoise
+        from paceline.decode.speculate import Decoding
+        from paceline.decode.text import GrowingText
+
+        pair, limit = self._pair, self._args.max_new_tokens
         growing, eos = GrowingText(self._tokenizer), pair.eos_ids
         start = time.perf_counter()
         decoding = Decoding(

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from paceline.durable.errors import UserError
+
 _DEPTHS = ("", "cyan", "green", "bright_green", "yellow", "bright_yellow", "red", "magenta")
 """Styles by depth in the draft; what is deeper has the last."""
 
@@ -54,6 +56,10 @@ class Screen(Protocol):
         """What the user says, until there is no more."""
         ...
 
+    def refuse(self, error: UserError) -> None:
+        """Say why a turn cannot be, or raise it where nobody can say another."""
+        ...
+
     def begin(self) -> None:
         """An answer begins."""
         ...
@@ -85,6 +91,10 @@ class PlainScreen:
         for line in sys.stdin:
             yield line.rstrip("\n")
 
+    def refuse(self, error: UserError) -> None:
+        """Raise it: what follows in a pipe builds on this turn."""
+        raise error
+
     def begin(self) -> None:
         """Nothing."""
 
@@ -102,8 +112,8 @@ class PlainScreen:
 class TerminalScreen:
     """A conversation in colour."""
 
-    def __init__(self) -> None:
-        self._console = Console(highlight=False)
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
         self._answer = Text()
         self._live: Live | None = None
 
@@ -128,6 +138,10 @@ class TerminalScreen:
             except EOFError:
                 self._console.print()
                 return
+
+    def refuse(self, error: UserError) -> None:
+        """Say it, and go on."""
+        self._console.print(str(error), style="yellow", markup=False)
 
     def begin(self) -> None:
         """Draw an answer that grows."""
