@@ -176,12 +176,14 @@ class Intake:
                 return Rejected("overlaps_heldout", detail, sample_id, prompt_id)
         fresh = tuple(line for line in outcome.lines if line.sample_id not in self._seen)
         if not fresh:
-            return Rejected("duplicate", "kept before", sample_id, prompt_id)
+            return Rejected("duplicate", "an equal one was read before", sample_id, prompt_id)
         if len(fresh) < len(outcome.lines):
             outcome.notes["answers_left_out_duplicate"] += len(outcome.lines) - len(fresh)
         if outcome.lines[-1].prompt_id in self._prompts:
             if self._recipe.corpus.on_same_prompt == "exclude":
-                return Rejected("same_prompt", "another answer was kept", sample_id, prompt_id)
+                return Rejected(
+                    "same_prompt", "an answer to it was read before", sample_id, prompt_id
+                )
             outcome.notes["same_prompt_keep"] += 1
         return Ready(fresh, outcome.notes, outcome.grams)
 
