@@ -27,7 +27,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help install test test-engine lint format fetch demo demo-s3 bench bench-ab bench-peers \
-  bench-peers-tau torture clean
+  bench-peers-tau score-exact torture clean
 
 help: ## say what there is
 	@grep -E '^[a-z0-9-]+:.*## ' Makefile | sed -E 's/^([a-z0-9-]+):.*## /make \1\t/' | expand -t 24
@@ -72,6 +72,9 @@ fetch: $(STAMP) ## the demo's target and prompts, into .cache
 
 demo: fetch ## train a drafter for a real small target, and measure it
 	$(BIN)/paceline run recipes/demo.yaml --run $(RUN)
+
+score-exact: fetch ## an hour or more: are answers the target's own, token for token? SHARE=0.05 for a trial
+	@$(BIN)/python benchmarks/run.py --only score_exact share=$(or $(SHARE),1) $(if $(DRAFTER),run=$(DRAFTER))
 
 demo-s3: fetch ## the same in small, its features in an object store: a local S3 server
 	$(BIN)/python demo/s3.py -- $(BIN)/paceline run recipes/extract-s3.yaml --run $(RUN_S3)

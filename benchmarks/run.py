@@ -30,6 +30,7 @@ BENCHMARKS = (
     "resume_exact",
     "prepare_speed",
     "tree_speed",
+    "score_exact",
 )
 PEERS = ("peers.step", "peers.tau")
 """Run by name alone: they need another project's package, in the environment of `bench-peers`."""

@@ -7,20 +7,17 @@ that paths of all lengths are committed.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from pushed import pushed_drafter
 
 from paceline.decode.ddtree import build_tree, top_log_probs
 from paceline.decode.speculate import decode_plain, decode_speculative
-from paceline.drafter.attention import Context, Document
-from paceline.drafter.build import drafter_config, new_drafter
-from paceline.drafter.dflash import DFlash
-from paceline.recipe.schema import DrafterRecipe, TargetRecipe
-from paceline.target.load import Target, load_target
-from paceline.target.taps import default_taps
+from paceline.recipe.schema import TargetRecipe
+from paceline.target.load import load_target
 
 TARGET = Path(__file__).resolve().parents[1] / ".cache" / "smollm2"
 DEPTH, VOCABULARY = 15, 49152
@@ -74,31 +71,9 @@ def _best(work: Callable[[], object], times: int) -> float:
     return best
 
 
-class _Pushed(DFlash):
-    """Adds, to about half of the slots, the direction of the token that the answer has there."""
-
-    answer: torch.Tensor
-    rows: torch.Tensor
-
-    def draft(
-        self,
-        embeddings: torch.Tensor,
-        anchors: torch.Tensor,
-        contexts: Sequence[Context],
-        documents: Sequence[Document],
-    ) -> torch.Tensor:
-        hidden = super().draft(embeddings, anchors, contexts, documents)
-        for block, anchor in enumerate(anchors.tolist()):
-            for slot in range(hidden.shape[1]):
-                place = anchor + 1 + slot
-                if place < self.answer.numel() and place * 2654435761 % 7 < 4:
-                    hidden[block, slot] += 40.0 * self.rows[self.answer[place]]
-        return hidden
-
-
 def _share(folder: Path) -> dict[str, Any]:
     target = load_target(TargetRecipe(path=str(folder)))
-    drafter = _drafter(target)
+    drafter = pushed_drafter(target, layers=LAYERS, depth=DEPTH)
     ids = target.tokenizer.encode(PROMPT)
     plain = decode_plain(
         target,
@@ -133,20 +108,3 @@ def _share(folder: Path) -> dict[str, Any]:
             f"thread, tau {decoded.tau:.2f}; ms a round: {parts}"
         ),
     }
-
-
-def _drafter(target: Target) -> _Pushed:
-    spec = target.spec
-    recipe = DrafterRecipe(layers=LAYERS, block_size=DEPTH + 1)
-    config = drafter_config(
-        recipe,
-        spec,
-        default_taps(spec.num_layers, 3),
-        mask_token_id=spec.vocab_size - 1,
-        template_digest="",
-        template_args={},
-    )
-    made = new_drafter(config, recipe, spec, target.folder, seed=0)
-    drafter = _Pushed(config)
-    drafter.load_state_dict(made.state_dict())
-    return drafter.eval()

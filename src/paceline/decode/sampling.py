@@ -150,7 +150,7 @@ def choice_margin(
     edge of a filter, moved by a ten-thousandth, makes it choose another.
     """
     if sampling.is_greedy or noise is None:
-        first, second = logits.float().topk(2).values.tolist()
+        first, second = logits.topk(2).values.tolist()
         return first - second
     ids, weights = distribution(logits, position, sampling)
     scores = np.log(weights) - np.log(noise.exponentials(position, ids))
