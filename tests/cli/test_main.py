@@ -74,7 +74,7 @@ FROZEN = {
     ],
     "run": ["--allow-change", "--fork-from", "--help", "--resume-from", "--run", "--set", "-h"],
     "prepare": ["--help", "--preview", "--run", "--set", "-h"],
-    "regenerate": ["--help", "--run", "--set", "-h"],
+    "regenerate": ["--ask-again", "--help", "--run", "--set", "-h"],
     "extract": ["--accept-code", "--help", "--run", "--set", "--shard", "-h"],
     "import": ["--check", "--convention", "--from", "--help", "--last", "--layers", "-h"],
     "train": ["--allow-change", "--fork-from", "--help", "--resume-from", "--run", "--set", "-h"],

@@ -27,7 +27,7 @@ UNIT = ROOT / "docs" / "paceline@.service"
 TEXT = DOCUMENT.read_text()
 
 HEADINGS = (
-    "Before a run", "Data", "Plan", "While it runs", "After a boot", "Exit codes",
+    "Before a run", "Data", "Plan", "While it runs", "After a boot", "Scores", "Exit codes",
     "Memory of a training", "Places", "Servers", "Several machines", "Object stores",
     "Online training", "Trackers", "Recovery", "House-keeping", "Torture",
 )  # fmt: skip

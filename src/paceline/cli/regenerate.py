@@ -36,4 +36,5 @@ def run(args: Args) -> int:
     reasons = [reason.strip() for some in args.ask_again for reason in some.split(",")]
     if not all(reasons):
         raise UserError("--ask-again: empty. Name a reason, such as server_rejected.")
-    return run_stages(["regenerate"], recipe, run_dir, {"regenerate": {"ask_again": reasons}})
+    options = {"regenerate": {"ask_again": reasons}} if reasons else {}
+    return run_stages(["regenerate"], recipe, run_dir, options)

@@ -21,12 +21,12 @@ from paceline.corpus.tally import SourceTally, Tally
 from paceline.durable.errors import DataError
 from paceline.durable.fs import REAL_FS, atomic_file
 from paceline.flow.stream import map_stream
-from paceline.recipe.data_files import data_files
+from paceline.recipe.data_files import data_files, unread_files
 from paceline.recipe.schema import Recipe, SourceRecipe
 from paceline.recipe.sources import name_of
 from paceline.rows.formats import read_rows
 from paceline.rows.overlap import Overlap
-from paceline.rows.raw_row import RawRow
+from paceline.rows.raw_row import TORN, RawRow
 from paceline.types import Split
 from paceline.watch.events import Counts, EventWriter
 
@@ -94,7 +94,7 @@ class Intake:
         order = sorted(
             range(len(recipe.sources)), key=lambda n: recipe.sources[n].split != "heldout"
         )
-        tallies = {number: SourceTally(name_of(recipe.sources[number])) for number in order}
+        tallies = {number: _tally_of(recipe.sources[number]) for number in order}
         self.tally.sources += tallies.values()
         if not is_mixed(recipe.sources):
             self._read(
@@ -135,14 +135,16 @@ class Intake:
                 source, tally = sources[number], tallies[number]
                 following = iter(outcomes)
                 for row in rows:
-                    tally.read += 1
+                    file = _short_name(row.file, source)
+                    is_torn = row.fault is not None and row.fault.reason == TORN
+                    tally.see(file, is_torn=is_torn)
                     if row.is_blank:
                         tally.blank += 1
                         continue
                     outcome = self._outcome(row, following, source)
                     if isinstance(outcome, Rejected):
                         outcome = self._named(outcome)
-                        tally.reasons[outcome.reason] += 1
+                        tally.leave_out(outcome.reason, file)
                         quarantine.add(tally.name, row, outcome)
                         continue
                     self._remember(outcome, source)
@@ -235,7 +237,7 @@ class Intake:
             if reason is None:
                 self._take(row, tally, corpus)
                 continue
-            tally.reasons[reason] += 1
+            tally.leave_out(reason, _short_name(raw.file, sources[candidate.source]))
             last = row.lines[-1]
             ids = last.sample_id.hex(), last.prompt_id.hex()
             rejected = Rejected(reason, "others of this source have a lower hash", *ids)
@@ -268,6 +270,16 @@ class Intake:
             _LOG.info(
                 "%s: %s rows read, %.0f a second", source, f"{rows:,}", rows / (now - self._start)
             )
+
+
+def _tally_of(source: SourceRecipe) -> SourceTally:
+    return SourceTally(name_of(source), unread=unread_files(source.path))
+
+
+def _short_name(file: Path, source: SourceRecipe) -> str:
+    """A file's name below its source's folder."""
+    name = str(file).removeprefix(source.path).lstrip("/")
+    return name if len(name) < len(str(file)) and name else file.name
 
 
 def _cores() -> int:

@@ -7,10 +7,10 @@ from typing import Any
 
 from paceline.corpus.intake import Intake
 from paceline.corpus.mask import Renderer, renderer_of
-from paceline.corpus.tally import Tally
+from paceline.corpus.tally import Tally, unread_words
 from paceline.durable.errors import DataError
 from paceline.recipe.corpus_inputs import later_settings
-from paceline.recipe.data_files import data_files
+from paceline.recipe.data_files import data_files, is_text
 from paceline.recipe.fingerprint import Fields, flatten
 from paceline.recipe.run_dir import RunDir
 from paceline.recipe.schema import Recipe
@@ -167,6 +167,14 @@ def _warnings(recipe: Recipe, renderer: Renderer, tally: Tally) -> Iterator[str]
     for source in tally.sources:
         if not source.accepted:
             yield f"warning: nothing of {source.name} was accepted"
+        for file, rows in source.torn.items():
+            yield (
+                f"warning: {file} of {source.name} breaks off after {rows} rows: how many are lost "
+                "behind them nobody knows. Fetch the file again (torn_file)"
+            )
+        if source.unread:
+            level = "warning" if any(map(is_text, source.unread)) else "note"
+            yield f"{level}: {unread_words(source.name, source.unread)}"
     if recipe.corpus.validation_fraction > 0 and not tally.samples[Split.VALIDATION]:
         yield "warning: no prompt fell into the validation split"
     dated = writes_date(renderer.tokenizer, recipe.corpus.template_args)

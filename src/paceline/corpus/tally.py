@@ -1,12 +1,21 @@
 """The counts of `prepare`: every row of every source is accounted for."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.durable.errors import IntegrityError
 from paceline.types import Split
+
+_MOST_FILES = 1000
+"""Files of a source that the report names."""
+
+_NAMED = 5
+"""Files that one sentence names."""
+
+_TOLD_FILES = 12
+"""Files of a source that the terminal names."""
 
 
 @dataclass(slots=True)
@@ -24,6 +33,26 @@ class SourceTally:
     """Of accepted rows: an answer that its template shows differently later is one of its own."""
     tokens: int = 0
     loss_tokens: int = 0
+    files: Counter[str] = field(default_factory=Counter)
+    """Rows read, blank ones included, by file."""
+    files_left_out: Counter[str] = field(default_factory=Counter)
+    """Quarantined rows by file."""
+    torn: dict[str, int] = field(default_factory=dict)
+    """Files that break off, with the rows that were read before."""
+    unread: tuple[str, ...] = ()
+    """Files of its folder that are not read."""
+
+    def see(self, file: str, *, is_torn: bool) -> None:
+        """Count a row that was read; `is_torn` is what stands for all that its file has lost."""
+        if is_torn:
+            self.torn[file] = self.files[file]
+        self.files[file] += 1
+        self.read += 1
+
+    def leave_out(self, reason: str, file: str) -> None:
+        """Count a row that goes into quarantine."""
+        self.reasons[reason] += 1
+        self.files_left_out[file] += 1
 
     def accept(self, tokens: int, loss_tokens: int) -> None:
         """Count one sample."""
@@ -59,7 +88,29 @@ class SourceTally:
             "samples": self.samples,
             "tokens": self.tokens,
             "loss_tokens": self.loss_tokens,
+            **self._files(),
         }
+
+    def _files(self) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        if 1 < len(self.files) <= _MOST_FILES:
+            told["files"] = {
+                name: {"read": read, "quarantined": self.files_left_out[name]}
+                for name, read in self.files.items()
+            }
+        if self.torn:
+            told["torn"] = dict(self.torn)
+        if self.unread:
+            told["unread"] = list(self.unread[:_MOST_FILES])
+        return told
+
+    def file_lines(self) -> Iterator[str]:
+        """A line for each file, where there are several and not too many."""
+        if not 1 < len(self.files) <= _TOLD_FILES:
+            return
+        for name, read in self.files.items():
+            left_out = self.files_left_out[name]
+            yield f"  {name}: read {read}" + (f", quarantined {left_out}" if left_out else "")
 
 
 @dataclass(slots=True)
@@ -139,6 +190,7 @@ class Tally:
             yield f"{source.name}: {source.line()}"
             for reason, count in source.reasons.most_common():
                 yield f"  {count} {reason}"
+            yield from source.file_lines()
         for split in Split:
             if self.samples[split]:
                 # Prompts that are still to be answered have no trainable token yet.
@@ -169,3 +221,15 @@ _WORDS = {
 def _in_words(note: str) -> str:
     left_out = note.removeprefix("answers_left_out_")
     return _WORDS.get(note, f"answers of accepted rows were left out: {left_out}")
+
+
+def unread_words(source: str, names: Sequence[str]) -> str:
+    """Which files of a folder are not read, and why, in a sentence without its full stop."""
+    listed = ", ".join(names[:_NAMED]) + (
+        f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+    )
+    verb = "file is" if len(names) == 1 else "files are"
+    return (
+        f"{len(names)} {verb} not read in {source}: {listed}. A folder stands for its files of "
+        "rows; text counts where there are none, or as a source of its own"
+    )

@@ -34,12 +34,37 @@ _ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state
 """What `datasets` writes beside the data, about them."""
 
 
+_LISTS = ("dataset_dict.json", "state.json")
+"""Those that say which files are the data."""
+
+_NO_PROSE = ("readme", "license", "licence", "changelog", "notice", "citation")
+"""How the names of texts about the data begin."""
+
+
 def data_files(path: str) -> tuple[Path, ...]:
     """The files, at least one, in the order in which their rows are read.
 
     Raises DataError where there is nothing, or nothing that can be read.
     """
     return tuple(file for _, file in _named(path))
+
+
+def unread_files(path: str) -> tuple[str, ...]:
+    """Files of a folder that stand beside its data and are not read, hidden ones apart.
+
+    None for a file, and for data sets of the hub and of `datasets`, which list theirs. Raises
+    DataError as `data_files` does.
+    """
+    folder = Path(path)
+    if is_hub(path) or not folder.is_dir() or any((folder / name).is_file() for name in _LISTS):
+        return ()
+    read = {name for name, _ in _named(path)}
+    return tuple(name for name in sorted(_below(folder)) if name not in read)
+
+
+def is_text(name: str) -> bool:
+    """Whether a file of that name would be read as text, where it is all that there is."""
+    return _is_data(name, TEXT_SUFFIXES) and not Path(name).name.lower().startswith(_NO_PROSE)
 
 
 def data_digest(path: str) -> str:

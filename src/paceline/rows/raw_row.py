@@ -11,6 +11,9 @@ from paceline.rows.rejection import RowRejected
 MAX_ROW_BYTES = 64 << 20
 """A longer one is no conversation; it is rejected without being held in memory."""
 
+TORN = "torn_file"
+"""The reason of the row that stands for all that a file has lost at its end."""
+
 
 @dataclass(frozen=True, slots=True)
 class RawRow:

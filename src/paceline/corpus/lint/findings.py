@@ -7,8 +7,10 @@ from paceline.corpus.lint.lint import Lint, trained_samples
 from paceline.corpus.lint.mask_findings import mask_findings
 from paceline.corpus.lint.reasons import words_of
 from paceline.corpus.lint.wording import Finding, are, have, percent, some
-from paceline.corpus.tally import SourceTally
+from paceline.corpus.tally import SourceTally, unread_words
+from paceline.recipe.data_files import is_text
 from paceline.rows.overlap import GRAM
+from paceline.rows.raw_row import TORN
 from paceline.types import Split
 from paceline.watch.words import counted
 
@@ -74,6 +76,7 @@ def _rows(result: Lint) -> Iterator[Finding]:
         return
     for source in tally.sources:
         yield from _source(source)
+        yield from _files(source)
     if not tally.samples[Split.TRAIN]:
         yield Finding(
             "serious",
@@ -96,6 +99,9 @@ def _source(source: SourceTally) -> Iterator[Finding]:
     rows = source.read - source.blank
     faults = {c: n for c, n in source.reasons.items() if words_of(c).kind == "fault"}
     lost = sum(faults.values())
+    if source.accepted and faults.keys() == {TORN}:
+        # One row, which stands for who knows how many: it has a finding of its own.
+        return
     if not source.accepted:
         others = "" if lost else " They were left out on purpose."
         yield Finding(
@@ -114,6 +120,28 @@ def _source(source: SourceTally) -> Iterator[Finding]:
             f"{lost:,} of {counted(rows, 'row')}. {_why([source])}",
             _advice([source]),
             "left-out",
+        )
+
+
+def _files(source: SourceTally) -> Iterator[Finding]:
+    if source.torn:
+        told = [f"{file} after {counted(n, 'row')}" for file, n in source.torn.items()]
+        yield Finding(
+            "warning",
+            f"{counted(len(source.torn), 'file')} of {source.name} "
+            f"{'is' if len(source.torn) == 1 else 'are'} broken off in the middle",
+            f"The rows before are used; what lies behind is lost, and how much that is nobody "
+            f"knows: {some(told)}.",
+            "Fetch the file again, whole: compare its size or checksum with where it came from.",
+            "left-out",
+        )
+    if source.unread:
+        yield Finding(
+            "warning" if any(map(is_text, source.unread)) else "note",
+            f"{are(len(source.unread), 'file')} not read in {source.name}",
+            f"{unread_words(source.name, source.unread)}.",
+            "Nothing, if they are no data. Else name them as sources of their own.",
+            "sources",
         )
 
 

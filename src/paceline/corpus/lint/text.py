@@ -23,7 +23,8 @@ SIZES = (1024, 2048, 4096, 8192, 16384, 32768)
 def sections(result: Lint, found: list[Finding]) -> Iterator[Section]:
     """Title and lines of each part, findings first."""
     yield "findings", list(_findings(found))
-    yield "sources", list(_table(_sources(result)))
+    files = [line for source in result.tally.sources for line in source.file_lines()]
+    yield "sources", [*_table(_sources(result)), *files]
     if result.reasons:
         yield "rows left out", list(_reasons(result))
     yield "lengths", list(_table(_lengths(result)))
