@@ -30,8 +30,9 @@ BENCHMARKS = (
     "resume_exact",
     "prepare_speed",
     "tree_speed",
-    "score_exact",
 )
+LONG = ("score_exact",)
+"""Run by name alone: they take an hour or more."""
 PEERS = ("peers.step", "peers.tau")
 """Run by name alone: they need another project's package, in the environment of `bench-peers`."""
 KEYS = ("name", "value", "unit", "target", "ok", "how")
@@ -61,7 +62,7 @@ def run(name: str, values: Mapping[str, str] | None = None) -> list[Measurement]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns 0."""
     parser = argparse.ArgumentParser(description="One JSON line for each measurement.")
-    parser.add_argument("--only", choices=BENCHMARKS + PEERS, help="one benchmark, not all")
+    parser.add_argument("--only", choices=BENCHMARKS + LONG + PEERS, help="one benchmark, not all")
     parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help="what that one takes")
     options = parser.parse_args(arguments)
     if options.values and not options.only:

@@ -136,7 +136,7 @@ def _judged(
         "name": name,
         "value": len(differences),
         "unit": f"answers that differ, of {sum(counts.values())}",
-        "target": RARE * tokens if dtype == "float32" else None,
+        "target": round(RARE * tokens, 2) if dtype == "float32" else None,
         "ok": not wrong and (dtype != "float32" or share <= RARE),
         "how": f"{plan}; {tokens:,} tokens in {rounds:,} rounds; {wrong} of the differences where "
         f"the choice is not within {NEAR[dtype]:g}; {', '.join(listed) or 'none'}",

@@ -3,11 +3,13 @@
 import io
 
 import pytest
+import torch
 from rich.console import Console
 
 from drafting import load_tiny_target, tiny_drafter
 from paceline.cli.chat_screen import TerminalScreen, Turn
 from paceline.cli.main import main
+from paceline.decode import speculate
 from paceline.decode.speculate import decode_plain
 from paceline.decode.text import GrowingText
 from paceline.drafter.checkpoint import save_drafter
@@ -43,17 +45,24 @@ def say(monkeypatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
-def answer_of(target, messages, count: int) -> str:
+def plain_ids(target, messages, count: int) -> tuple[list[int], list[int]]:
+    """Prompt and answer."""
     tokenizer = target.tokenizer
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.encode(text, add_special_tokens=False)
     plain = decode_plain(
         target,
-        tokenizer.encode(text, add_special_tokens=False),
+        prompt,
         taps=(1, 2, 3),
         max_new_tokens=count,
         eos_ids=frozenset(target.spec.eos_token_ids),
     )
-    return tokenizer.decode(list(plain.ids), skip_special_tokens=True)
+    return prompt, list(plain.ids)
+
+
+def answer_of(target, messages, count: int) -> str:
+    _, ids = plain_ids(target, messages, count)
+    return target.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("budget", [[], ["--budget", "0"]])
@@ -74,6 +83,43 @@ def test_the_answers_are_the_targets_own_and_turns_build_on_each_other(
     second = answer_of(target, messages, 12)
     assert said.out == f"{first}\n{second}\n{first}\n"
     assert said.err.count("τ ") == 3
+
+
+class _Oracle:
+    """Drafts the target's own answer, so that every round commits a whole block."""
+
+    def __init__(self, vocab: int, answer: list[int]) -> None:
+        self._vocab, self._answer = vocab, answer
+        self.length = 0
+
+    def __call__(self, *_):
+        self.length = 0
+        return self
+
+    def extend(self, taps) -> None:
+        self.length += taps.shape[0]
+
+    def slot_logits(self, _anchor):
+        logits = torch.zeros(3, self._vocab)
+        for slot in range(3):
+            logits[slot, self._answer[self.length + 1 + slot]] = 10.0
+        return logits
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 7, 8, 9])
+def test_an_answer_is_as_long_as_asked_for_whatever_a_round_commits(
+    trained, monkeypatch, capsys, count
+):
+    target, run = trained
+    messages = [{"role": "user", "content": "hello"}]
+    prompt, ids = plain_ids(target, messages, 16)
+    oracle = _Oracle(target.spec.vocab_size, [*prompt, *ids])
+    monkeypatch.setattr(speculate, "DraftSession", oracle)
+    say(monkeypatch, "hello\n")
+    options = ["--budget", "0", "--max-new-tokens", str(count)]
+    assert main(["chat", str(run), "--plain", *options]) == 0
+    text = target.tokenizer.decode(ids[:count], skip_special_tokens=True)
+    assert capsys.readouterr().out == f"{text}\n"
 
 
 def test_what_is_drawn_depends_on_the_seed(trained, monkeypatch, capsys):

@@ -165,6 +165,24 @@ def test_reasoning_that_the_template_drops(tmp_path):
     assert told("none", {}) == ""
 
 
+@pytest.mark.parametrize("regenerate", [False, True])
+def test_tools_that_the_template_drops(tmp_path, regenerate):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    rows = [*chats(2), {"messages": turns("u:hi|a:ok"), "tools": tools}]
+    without = CHATML.replace("{%- if tools %}", "{%- if false %}")
+    for name, template, said in (
+        ("lost", without, "The tools of 1 row are lost"),
+        ("shown", CHATML, ""),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        data = source(tmp_path, name, rows)
+        recipe = recipe_of(folder, data, tokenizer=byte_chatml(template), regenerate=regenerate)
+        told = titles(findings(lint(recipe)), "warning")
+        assert ("tools" in told) == bool(said)
+        assert said in told
+
+
 def test_prompts_that_will_be_answered(tmp_path):
     rows = [{"prompt": f"Say {i}"} for i in range(4)]
     told = found(tmp_path, rows, regenerate=True, validation_fraction=0.0)

@@ -73,10 +73,10 @@ def test_values_without_a_name_are_refused(benchmarks):
     assert benchmarks({"overfit": GOOD}, "epochs=1") == (2, [])
 
 
-def test_peers_are_run_by_name_alone():
+def test_peers_and_long_ones_are_run_by_name_alone():
     script = load_script("benchmarks/run.py")
     assert script.PEERS
-    for name in script.PEERS:
+    for name in script.PEERS + script.LONG:
         assert name not in script.BENCHMARKS
         assert (ROOT / "benchmarks" / f"{name.replace('.', '/')}.py").is_file()
 

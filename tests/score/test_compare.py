@@ -15,7 +15,8 @@ Rounds = Mapping[str, list[int]]
 
 ORIGIN = {
     "target_identity": "t", "template": "x", "template_args": {}, "max_new_tokens": 32,
-    "dtype": "float32", "rounds_rule": "r", "drafter": "a", "device": "cpu", "torch": "2",
+    "dtype": "float32", "top_k": 0, "top_p": 1.0, "min_p": 0.0, "rounds_rule": "r",
+    "drafter": "a", "device": "cpu", "torch": "2",
 }  # fmt: skip
 
 
@@ -120,6 +121,9 @@ def test_methods_that_the_first_lacks_have_no_difference(tmp_path):
         ({"target_identity": "u"}, "b: another target than a (t and u)"),
         ({"template_args": {"k": 1}}, "b: other template arguments than a"),
         ({"max_new_tokens": 64}, "b: another score.max_new_tokens than a (32 and 64)"),
+        ({"top_k": 20}, "b: another score.top_k than a (0 and 20)"),
+        ({"top_p": 0.9}, "b: another score.top_p than a (1.0 and 0.9)"),
+        ({"min_p": 0.1}, "b: another score.min_p than a (0.0 and 0.1)"),
         ({"temperature": 0.7}, "b: other temperatures than a (0 and 0.7)"),
         ({"device": "cuda:0"}, "b: measured on another machine than a"),
         ({"drafter": "a"}, "b: the very drafter of a"),

@@ -178,7 +178,9 @@ class _Chat:
             [found] = decoding.step()
             rounds, tokens = rounds + 1, tokens + len(found.tokens)
             pieces = []
-            for place, token in enumerate(found.tokens, start=1):
+            # The last round may go beyond the limit, of which the answer has nothing.
+            room = limit - 1 - (tokens - len(found.tokens))
+            for place, token in enumerate(found.tokens[:room], start=1):
                 if token not in eos:
                     # The last one is the target's own, unless an end cut the round.
                     depth = place if place <= found.accepted else 0

@@ -15,7 +15,7 @@ from paceline.corpus.encoder import Encoder, GrowingText
 from paceline.corpus.end_tokens import TurnEnd, turn_end
 from paceline.recipe.schema import Recipe
 from paceline.rows.conversation import Message
-from paceline.rows.rejection import RowRejected
+from paceline.rows.rejection import RowRejected, TemplateRejected
 from paceline.target.chat import ChatTemplate, load_tokenizer, rendering_identity
 
 if TYPE_CHECKING:
@@ -80,6 +80,15 @@ class Renderer:
     def prompt(self, messages: list[Message], tools: Tools) -> list[int]:
         """Ids [T] with the generation prompt: what an engine is handed. Raises TemplateRejected."""
         return self.encoder.encode(self.template.text(messages, tools, generation_prompt=True))
+
+    def shows_tools(self, prompt: list[Message], tools: Tools) -> bool:
+        """Whether `tools` change what an engine is handed."""
+        try:
+            with_them = self.template.text(prompt, tools, generation_prompt=True)
+            return with_them != self.template.text(prompt, None, generation_prompt=True)
+        except TemplateRejected:
+            # A template that raises without them looks at them.
+            return True
 
     def events(self, messages: list[Message], tools: Tools, trained: Sequence[int]) -> list[Event]:
         """The events that generated the `trained` turns, which are rising indices of assistant's.

@@ -112,6 +112,8 @@ class RowPreparer:
                     "leading_assistant", "an assistant turn before the first user turn"
                 )
             notes[f"leading_assistant_{self.recipe.leading_assistant}"] += 1
+        if tools and not self.renderer.shows_tools(prompt, tools):
+            notes["tools_not_rendered"] += 1
         split = self._split(known["prompt_id"], use)
         if prompt_only:
             ids = self._prompt_ids(self.renderer.prompt(messages, tools))

@@ -206,7 +206,7 @@ class Tally:
 
 
 _WORDS = {
-    "answers_left_out_duplicate": "answers of accepted rows were left out: kept before",
+    "answers_left_out_duplicate": "answers of accepted rows were left out: equal ones came before",
     "consecutive_roles_keep": "rows have two turns of one role in a row, and were kept so",
     "consecutive_roles_merge": "rows had two turns of one role in a row, which were joined",
     "cut_to_max_length": "samples were cut to corpus.max_length",
@@ -215,6 +215,7 @@ _WORDS = {
     "loops_keep": "samples have an answer that goes round in circles (corpus.on_loop)",
     "reasoning_not_rendered": "answers have reasoning that the chat template leaves out",
     "same_prompt_keep": "rows have a prompt that came before, with another answer",
+    "tools_not_rendered": "rows have tools that the chat template leaves out",
 }
 
 

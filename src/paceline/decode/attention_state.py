@@ -68,10 +68,13 @@ class AttentionState:
             raise ValueError("commit before verify: there is nothing to be kept")
         features = []
         for request, path in enumerate(paths):
-            for layer in self.layers:
-                layer.move(request, path)
             rows = torch.tensor(path, device=self._features.device)
             features.append(self._features[request].index_select(0, rows))
+            # A path rises, so without a gap it lies where it belongs.
+            if path[-1] >= len(path):
+                rows += self._columns.starts[request]
+                for layer in self.layers:
+                    layer.gather(request, rows)
         self._columns.starts = [
             start + len(path) for start, path in zip(self._columns.starts, paths, strict=True)
         ]
@@ -83,7 +86,7 @@ class AttentionState:
         """Drop all other requests."""
         index = torch.tensor(requests, device=self._device)
         for layer in self.layers:
-            layer.select(index)
+            layer.reorder_cache(index)
         self._columns.starts = [self._columns.starts[request] for request in requests]
 
     def _sees_all(self, shape: torch.Size) -> bool:

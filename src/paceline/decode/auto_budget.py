@@ -185,6 +185,9 @@ def verify_costs(
 ) -> CostCurve:
     """Seconds of one verification by its rows, behind the cached `prompt`.
 
+    Of a target with recurrent layers a commit costs as much again as what it accepts, which is not
+    in here.
+
     Args:
         target: as it decodes; its device is waited for.
         prompt: of the length at which costs are asked for.

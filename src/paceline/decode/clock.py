@@ -30,5 +30,5 @@ class Clock:
 
     def _wait(self) -> None:
         """A kernel that has only been queued would be counted in the phase after its own."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)

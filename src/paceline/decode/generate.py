@@ -8,11 +8,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from paceline.decode.rooms import Columns, RoomLayer
 from paceline.decode.sampling import GREEDY, PositionKeyedNoise, RequestKey, Sampling, choose
 from paceline.target.cache_argument import cache_argument
-
-_GROWTH = 64
-"""Positions by which a full cache layer grows: one copy of the cache in that many steps."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +110,10 @@ class _Batch:
         ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
         self._cache_argument = cache_argument(model)
         self._cache = DynamicCache(config=model.config)
+        self._columns = Columns(len(prompts))
+        # Those they stand for copy a whole layer for every token.
         self._cache.layers = [
-            _GrowingLayer() if type(layer) is DynamicLayer else layer
+            RoomLayer(self._columns) if type(layer) is DynamicLayer else layer
             for layer in self._cache.layers
         ]
         self._width = width
@@ -134,6 +134,7 @@ class _Batch:
             return
         index = torch.tensor(places, device=self._device)
         self._cache.reorder_cache(index)  # pyright: ignore[reportArgumentType]
+        self._columns.starts = [self._columns.starts[place] for place in places]
         self._next = self._next[index]
         if self._mask is not None:
             self._mask = self._mask[index]
@@ -154,43 +155,5 @@ class _Batch:
             logits_to_keep=1,
             **{self._cache_argument: self._cache},
         )
+        self._columns.starts = [self._width] * len(ids)
         self.logits = output.logits[:, -1]
-
-
-class _GrowingLayer(DynamicLayer):
-    """A full-attention cache layer that writes a new token into room it already has.
-
-    The one it stands for copies the whole layer for every token, which at long contexts costs
-    more than the model. `keys` and `values` are views of the rooms, so all else is inherited.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._key_room: torch.Tensor | None = None
-        self._value_room: torch.Tensor | None = None
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        used = self.get_seq_length()
-        self._key_room, self.keys = _append(self._key_room, self.keys, used, key_states)
-        self._value_room, self.values = _append(self._value_room, self.values, used, value_states)
-        self.is_initialized = True
-        return self.keys, self.values
-
-    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        super().reorder_cache(beam_idx)
-        self._key_room = self._value_room = None
-
-
-def _append(
-    room: torch.Tensor | None, held: torch.Tensor | None, used: int, new: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Append `new` [B, heads, n, D] behind `used` held positions; return the room and its view."""
-    total = used + new.shape[-2]
-    if room is None or total > room.shape[-2]:
-        room = new.new_empty((*new.shape[:-2], total + _GROWTH, new.shape[-1]))
-        if held is not None and used:
-            room[:, :, :used] = held
-    room[:, :, used:total] = new
-    return room, room[:, :, :total]

@@ -5,7 +5,6 @@ request's rejected tokens are simply written over: committing a path moves the a
 Sliding layers keep every column too; what a token may see, its mask says.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,23 +55,18 @@ class RoomLayer(DynamicLayer):
         """Columns that are committed, of the longest request."""
         return max(self._columns.starts)
 
-    def move(self, request: int, path: Sequence[int]) -> None:
-        """Bring the just written rows `path` of a request together, behind what it has committed.
-
-        `path` rises, so a path without a gap lies where it belongs.
-        """
+    def gather(self, request: int, rows: torch.Tensor) -> None:
+        """Bring columns int64 [n] of a request, rising, together behind what it has committed."""
         start = self._columns.starts[request]
-        if self._key_room is None or self._value_room is None or path[-1] == len(path) - 1:
-            return
-        rows = torch.tensor(path, device=self._key_room.device) + start
         for room in (self._key_room, self._value_room):
-            room[request, :, start : start + len(path)] = room[request].index_select(-2, rows)
+            if room is not None:
+                room[request, :, start : start + len(rows)] = room[request].index_select(-2, rows)
 
-    def select(self, requests: torch.Tensor) -> None:
-        """Keep these requests alone, int64 [n]."""
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Keep these requests alone, int64 [n]; whoever holds the columns keeps theirs."""
         if self._key_room is not None and self._value_room is not None:
-            self._key_room = self._key_room.index_select(0, requests)
-            self._value_room = self._value_room.index_select(0, requests)
+            self._key_room = self._key_room.index_select(0, beam_idx)
+            self._value_room = self._value_room.index_select(0, beam_idx)
 
     def _write(self, room: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
         starts, rows = self._columns.starts, new.shape[-2]

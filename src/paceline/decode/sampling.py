@@ -4,7 +4,8 @@ The noise of a token is a function of (seed, request, absolute position, token i
 an answer depends neither on its batch-mates nor on what was computed before, and speculative
 decoding draws the very tokens that plain decoding would draw. It comes from Philox4x64-10 (NumPy's
 `random_raw`, whose stream is fixed for all versions), keyed by 128 bits of SHA-256 over seed and
-request, with the position in the third counter word: a position has 2^128 draws of its own.
+request, with the position in the third counter word and the stream in the fourth: each pair has
+2^128 draws of its own.
 
 With u uniform, E = -log(u) is exponential, and argmax of p / E is a draw from p: the Gumbel-max
 trick (argmax of log p - log E) without its second logarithm.

@@ -1,7 +1,7 @@
 """Acceptance without generation: what a drafter would have had accepted on a known answer.
 
-Exact for answers that the target gave greedily: the target's choice after any accepted prefix is
-then the answer's own next token (docs/algorithms.md, "Walk").
+Exact for answers that the target gave greedily, or with noise that belongs to the position: its
+choice after any accepted prefix is then the answer's own next token (docs/algorithms.md, "Walk").
 """
 
 from collections.abc import Mapping, Sequence

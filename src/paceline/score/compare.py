@@ -18,6 +18,9 @@ _MUST_AGREE = (
     ("template", "another chat template"),
     ("template_args", "other template arguments"),
     ("max_new_tokens", "another score.max_new_tokens"),
+    ("top_k", "another score.top_k"),
+    ("top_p", "another score.top_p"),
+    ("min_p", "another score.min_p"),
     ("dtype", "another type of numbers"),
     ("rounds_rule", "another rule of what a round is"),
 )

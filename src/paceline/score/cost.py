@@ -53,7 +53,7 @@ def cost(results: Sequence[PromptResult], method: str) -> Cost | None:
     steps = sum(r.plain_steps for r in measured)
     rounds = sum(len(m.rounds) for m in decoded)
     tokens = sum(sum(m.rounds) for m in decoded)
-    plain = sum(r.plain_cpu_seconds.get("verify", 0.0) for r in measured) / max(steps, 1)
+    plain = _step_seconds(_by_phase(r.plain_cpu_seconds for r in measured)) / max(steps, 1)
     if plain <= 0.0:
         return None
     cpu = _by_phase(m.cpu_seconds for m in decoded)
@@ -110,10 +110,15 @@ def plain_rates(timing: Timing) -> dict[str, Any]:
     """Plain decoding as the result tells it for one temperature."""
     return {
         "tokens": timing.tokens,
-        "cpu_seconds_per_token": ratio(timing.cpu_seconds.get("verify", 0.0), timing.tokens),
+        "cpu_seconds_per_token": ratio(_step_seconds(timing.cpu_seconds), timing.tokens),
         "wall_seconds_per_token": ratio(timing.wall_seconds, timing.tokens),
         "prefill_cpu_seconds": timing.cpu_seconds.get("prefill", 0.0),
     }
+
+
+def _step_seconds(cpu: dict[str, float]) -> float:
+    """Of plain steps: the target's passes and the choice of tokens, which a round has as well."""
+    return cpu.get("verify", 0.0) + cpu.get("commit", 0.0)
 
 
 def _with(results: Iterable[PromptResult], method: str) -> list[PromptResult]:

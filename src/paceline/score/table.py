@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paceline.score.results import chain_name
 from paceline.watch.words import counted, speed_advice
 
 _WIDTH = 100
@@ -160,6 +161,11 @@ def _sentences(result: dict[str, Any]) -> list[str]:
         f"lossless: {identical} speculative answers are the plain answer token for token, {others}",
         f"walk: {walked} decoded answers have exactly the rounds that the walk computes",
     ]
+    if any(name.startswith(chain_name("sampled")) for name in result["pooled"]):
+        sentences.append(
+            "chains that are sampled have answers of their own, equal to the target's in "
+            "distribution, which are not compared"
+        )
     sentences += _convention(result, temperatures) + _overlap(result)
     if all(pooled["tau"] <= 1.0 for pooled in result["pooled"].values()):
         sentences.append("warning: nothing that the drafter proposed was accepted")

@@ -30,6 +30,7 @@ def findings(result: Lint) -> list[Finding]:
         *mask_findings(result),
         *_lengths(result),
         *_template(result),
+        *_tools(result),
         *_sameness(result),
         *_evaluation(result),
         *_policies(result),
@@ -309,6 +310,20 @@ _POLICIES = {
         "Leave it at context_only (corpus.leading_assistant), unless the target writes greetings.",
     ),
 }
+
+
+def _tools(result: Lint) -> Iterator[Finding]:
+    count = result.tally.notes["tools_not_rendered"]
+    if count:
+        yield Finding(
+            "warning",
+            f"The tools of {counted(count, 'row')} are lost",
+            "The rows have them, and the chat template does not show them: the target never reads "
+            "which tools there are, and answers as if there were none.",
+            "Give the template that the server uses (corpus.template_file), or leave these rows to "
+            "a target that knows tools.",
+            "template",
+        )
 
 
 def _policies(result: Lint) -> Iterator[Finding]:
