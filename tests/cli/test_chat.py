@@ -190,5 +190,5 @@ def test_a_terminal_colours_by_depth_and_goes_on_after_a_refusal():
 
 def test_a_turn_says_how_it_goes():
     turn = Turn((("a", 0),), rounds=4, tokens=10, first=0.5, seconds=2.0)
-    assert turn.summary == "τ 2.50, 5.0 tokens/s, 11 tokens in 4 rounds, first after 0.50 s"
+    assert turn.summary == "τ 2.50 in 4 rounds, 5.0 tokens/s, the first token after 0.50 s"
     assert "first token after" in Turn((), 0, 0, 0.5, 0.0).summary

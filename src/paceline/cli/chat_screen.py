@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from paceline.durable.errors import UserError
+from paceline.watch.words import counted
 
 _DEPTHS = ("", "cyan", "green", "bright_green", "yellow", "bright_yellow", "red", "magenta")
 """Styles by depth in the draft; what is deeper has the last."""
@@ -23,7 +24,8 @@ class Turn:
     """Text, and the depth in the draft at which it was accepted; 0 is the target's own."""
     rounds: int
     tokens: int
-    """Committed by the rounds: without the first, which the prompt's pass gives."""
+    """Committed by the rounds: without the first, which the prompt's pass gives, and with what
+    the last one commits beyond the limit."""
     first: float
     """Seconds to the first token."""
     seconds: float
@@ -36,8 +38,8 @@ class Turn:
             return f"first token after {self.first:.2f} s"
         rate = self.tokens / self.seconds if self.seconds else 0.0
         return (
-            f"τ {self.tokens / self.rounds:.2f}, {rate:.1f} tokens/s, {self.tokens + 1} tokens in "
-            f"{self.rounds} rounds, first after {self.first:.2f} s"
+            f"τ {self.tokens / self.rounds:.2f} in {counted(self.rounds, 'round')}, {rate:.1f} "
+            f"tokens/s, the first token after {self.first:.2f} s"
         )
 
 
